@@ -1,0 +1,1 @@
+"""How moments are written for people, one package a language."""

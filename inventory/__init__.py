@@ -1,0 +1,1 @@
+"""What users own, copied from the provider that knows."""

@@ -1,0 +1,57 @@
+"""The jobs of this app."""
+
+from datetime import timedelta
+from operator import itemgetter
+from typing import Any
+
+from django.db import connection
+
+from inventory import provider
+from operations.jobs import Backoff, OwnerID, Payload, job
+
+# Rows of the snapshot are written where they are newer; rows it does not name are gone at the provider.
+UPSERT = """
+    WITH written AS (
+        INSERT INTO inventory_inventoryitem AS item (user_id, sku, quantity, version)
+        SELECT %(user_id)s, sku, quantity, %(version)s
+        FROM unnest(%(skus)s::text[], %(quantities)s::int[]) AS snapshot (sku, quantity)
+        ON CONFLICT (user_id, sku) DO UPDATE SET quantity = excluded.quantity, version = excluded.version
+        WHERE item.version < excluded.version
+    )
+    DELETE FROM inventory_inventoryitem
+    WHERE user_id = %(user_id)s AND version < %(version)s AND sku <> ALL(%(skus)s::text[])"""
+
+
+class SyncRequest(Payload):
+    """Nothing needs to be sent: whose inventory it is, the credentials say."""
+
+    user_id = OwnerID()
+
+
+@job(
+    "inventory.sync",
+    route="inventory/sync",
+    payload=SyncRequest,
+    resource="inventory:user:{user_id}",
+    dependency=provider.DEPENDENCY,
+    call=provider.fetch_snapshot,
+    version=itemgetter("version"),
+    invalidates=["inventory:view:{user_id}"],
+    retry=Backoff(5, 15, 45, 120),
+    soft_limit=30,
+    hard_limit=40,
+    deadline=timedelta(hours=1),
+    key_ttl=timedelta(hours=24),
+)
+def sync(run: Any, answer: dict[str, Any], *, user_id: int) -> dict[str, Any]:
+    """Copy a user's inventory from the provider."""
+    items = {item["sku"]: item["quantity"] for item in answer["items"]}
+    values = {
+        "user_id": user_id,
+        "version": answer["version"],
+        "skus": list(items),
+        "quantities": list(items.values()),
+    }
+    with connection.cursor() as cursor:
+        cursor.execute(UPSERT, values)
+    return {"version": answer["version"], "items": len(items)}

@@ -1,0 +1,23 @@
+"""What users own."""
+
+from django.conf import settings
+from django.db import models
+from django.db.models import Q
+
+
+class InventoryItem(models.Model):
+    """How many of one thing a user owns, as of the provider's `version`."""
+
+    user = models.ForeignKey(settings.AUTH_USER_MODEL, models.CASCADE, related_name="+", db_index=False)
+    sku = models.CharField(max_length=100)
+    quantity = models.IntegerField()
+    version = models.BigIntegerField()
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["user", "sku"], name="one_row_an_item"),
+            models.CheckConstraint(condition=Q(quantity__gte=0), name="quantity_not_negative"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.quantity} of {self.sku}"

@@ -1,0 +1,1 @@
+"""What an operation is: its rows, its moves, its door. Knows nothing of stock, money or workers."""

@@ -1,0 +1,1 @@
+"""What runs in workers, and the tools a run needs."""

@@ -1,0 +1,1 @@
+"""An app for EXTRA_APPS by which a test makes a worker deaf."""

@@ -1,0 +1,1 @@
+"""Two releases of one small project: the same job with its payload before and after a change."""

@@ -1,0 +1,1 @@
+"""The release after the change."""

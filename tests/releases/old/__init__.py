@@ -1,0 +1,1 @@
+"""The release before the change."""
