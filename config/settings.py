@@ -145,6 +145,13 @@ MAX_DEADLINE_EXTENSION = timedelta(
 )
 MAX_FOLLOW_UPS = 8  # in a row: operation, its follow-up, the follow-up's, and so on
 MAX_INTERRUPTIONS = 10  # how often a run may be handed back without costing an attempt
+# How much later than a call's own timeout the other side may still be at work on it: before that, its "I know
+# nothing of that" proves nothing.
+ANSWER_MARGIN_SECONDS = env.float("ANSWER_MARGIN_SECONDS", default=5.0)
+MAX_LOOKUPS = (
+    200  # runs of one operation that only ask what became of an effect; with their pauses, over a day
+)
+LONGEST_LOOKUP_PAUSE_SECONDS = env.float("LONGEST_LOOKUP_PAUSE_SECONDS", default=600.0)  # between two of them
 # From a TERM to the end of a worker; what a run can't finish is handed back this margin before.
 GRACE_SECONDS = env.float("GRACE_SECONDS", default=25.0)
 GRACE_MARGIN_SECONDS = env.float("GRACE_MARGIN_SECONDS", default=5.0)

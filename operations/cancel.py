@@ -1,19 +1,22 @@
 """Cancel: an operation's owner wants it no more. It ends at once, or is asked to, or it is too late.
 
 It ends at once if no run has it. A run that has it may notice (`run.check()`) and stop; if it fails, drains
-or is lost instead, whoever sees the operation next ends it. What has recorded a step can't be taken back.
+or is lost instead, whoever sees the operation next ends it. What has recorded a step is taken back if its job
+compensates, up to the job's point of no return; else it can't be.
 """
 
 import logging
 
 from django.db import transaction
 
-from operations import claims, dead_letters, metrics, reading
+from operations import compensation, dead_letters, effects, jobs, metrics, reading
 from operations.accept import VersionMoved
 from operations.arrows import PROCESSING, SELECTED, Arrow, one
 from operations.claims import HOLDS_CLAIM, Claim
+from operations.effects import RESERVED
 from operations.lifecycle import END_CLAIM, Found
 from operations.models import WAITING, Category, Operation, Reason, Resolution, Status
+from operations.publish import publish
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +25,7 @@ log = logging.getLogger(__name__)
 # began, although the row itself it sees as it is. So the row must be as it was before: waiting, and of no
 # later run. Then no run was under way in between, and only a run records steps.
 
-NOTHING_DONE = "NOT EXISTS (SELECT FROM operations_effect AS e WHERE e.operation_id = o.id)"
+NOTHING_DONE = f"NOT {RESERVED} AND compensating_for = ''"
 AS_SEEN = "(%(version)s::bigint IS NULL OR version = %(version)s)"
 
 
@@ -72,7 +75,7 @@ def cancel(seen: Found, *, only_as_seen: bool = False) -> Found:
         if asked is None:
             return _after_all(operation)
         log.info("operation.cancel_requested", extra={**asked.log_fields(), "actor": _owner(asked)})
-        ended = _end_for_owner(asked) or asked  # it may have been handed back in between
+        ended = _end_for_owner(asked) or release(asked, actor=_owner(asked)) or asked
     return Found(ended, seen.result, seen.error)
 
 
@@ -93,6 +96,18 @@ def withdraw(operation: Operation, *, actor: str, version: int | None = None) ->
                 operation.id, reason=Reason.CANCELLED, actor=actor, runs=operation.runs, version=version
             )
         )
+
+
+def release(operation: Operation, *, actor: str) -> Operation | None:
+    """Let an operation that waits and is cancelled release what it has reserved, and publish it for that.
+
+    None: nothing is left that can be released, a run has had it since, or an effect's outcome is unknown.
+    """
+    job = jobs.find(operation.job_type)
+    turned = None if job is None else compensation.turn_back_cancelled(operation, job, actor=actor)
+    if turned is not None:
+        publish(turned)
+    return turned
 
 
 def stop(claim: Claim) -> Operation | None:
@@ -124,9 +139,16 @@ def _end_for_owner(operation: Operation, *, version: int | None = None) -> Opera
 def _refuse_if_too_late(operation: Operation) -> None:
     if operation.is_final:
         raise NotCancellable(f"it is {operation.status} already")
-    steps = claims.steps_done(operation.id) if operation.runs else {}
-    if steps:
-        raise NotCancellable(f"its step {next(iter(steps))!r} is done and can't be taken back")
+    if operation.runs:
+        _refuse_past_return(operation)
+
+
+def _refuse_past_return(operation: Operation) -> None:
+    job = jobs.find(operation.job_type)
+    stands = [row for row in effects.known(operation.id) if row.stands]
+    final = [row for row in stands if job is None or job.compensate is None or row.step == job.no_return]
+    if final:
+        raise NotCancellable(f"its step {final[0].step!r} is done and can't be taken back")
 
 
 def _after_all(operation: Operation) -> Found:

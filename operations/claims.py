@@ -8,6 +8,7 @@ from psycopg.types.json import Jsonb
 
 from operations import statements
 from operations.arrows import COLUMNS, LOCKED, SELECTED_OF_O, from_row, one
+from operations.effects import UNRESOLVED
 from operations.models import Effect, Operation, Status
 
 HOLDS_CLAIM = "claim_token = %(token)s AND lease_expires_at > clock_timestamp()"
@@ -23,6 +24,12 @@ class Claim(NamedTuple):
     applied_version: int | None
     applied_by: UUID | None
     applied_hash: str
+    looks_up: bool = False  # it began with the outcome of an effect unknown, and spent no attempt
+
+    @property
+    def spent(self) -> int:
+        """Give the attempts that this run has cost, for who gives them back."""
+        return 0 if self.looks_up else 1
 
 
 class ClaimLost(Exception):
@@ -31,7 +38,7 @@ class ClaimLost(Exception):
 
 RECALL = f"""
     SELECT {SELECTED_OF_O}, NULL,
-        f.fence, f.applied_version, f.applied_by, COALESCE(f.applied_hash, '')
+        f.fence, f.applied_version, f.applied_by, COALESCE(f.applied_hash, ''), {UNRESOLVED}
     FROM operations_operation AS o LEFT JOIN operations_resourcefence AS f ON f.resource = o.resource
     WHERE o.id = %(id)s AND o.status = 'processing' AND {HOLDS_CLAIM}"""  # noqa: S608
 
@@ -97,7 +104,10 @@ STEP = f"""
         RETURNING o.id
     )
     INSERT INTO operations_effect (operation_id, step, generation, kind, result, run)
-    SELECT id, %(step)s, 1, 'local', %(result)s, %(run)s FROM stepped
+    SELECT id, %(step)s, COALESCE((
+        SELECT max(generation) FROM operations_effect
+        WHERE operation_id = %(id)s AND step = %(step)s AND undone_at IS NOT NULL), 0) + 1,
+        'local', %(result)s, %(run)s FROM stepped
     RETURNING step"""  # noqa: S608
 
 
@@ -120,8 +130,9 @@ def record_step(claim: Claim, *, step: str, result: Any) -> bool:
 
 
 def steps_done(id: UUID) -> dict[str, Any]:
-    """Give the results of the steps that are recorded, by name."""
-    return dict(Effect.objects.filter(operation_id=id, kind="local").values_list("step", "result"))
+    """Give the results of the steps that are recorded and not undone, by name."""
+    done = Effect.objects.filter(operation_id=id, kind="local", undone_at=None)
+    return dict(done.values_list("step", "result"))
 
 
 class Standing(NamedTuple):
@@ -130,10 +141,11 @@ class Standing(NamedTuple):
     claimed: bool
     in_time: bool
     fence: int | None
+    unresolved: bool  # an effect may have been sent, and nobody knows
 
 
 STANDING = f"""
-    SELECT o.status = 'processing' AND {HOLDS_CLAIM}, {IN_TIME}, f.fence
+    SELECT o.status = 'processing' AND {HOLDS_CLAIM}, {IN_TIME}, f.fence, {UNRESOLVED}
     FROM operations_operation AS o LEFT JOIN operations_resourcefence AS f ON f.resource = o.resource
     WHERE o.id = %(id)s"""  # noqa: S608
 

@@ -15,7 +15,13 @@ POINTS = {
     "claim.committed": "worker",
     "step.before_commit": "worker",
     "step.committed": "worker",
+    "effect.before_intent": "worker",
+    "effect.intent_before_commit": "worker",
+    "effect.intended": "worker",  # and not yet sent
+    "effect.answered": "worker",  # and not yet written down
+    "effect.concluded": "worker",
     "call.answered": "worker",
+    "compensate.before_end": "worker",  # all is released, and nothing says so
     "follow_up.accepted": "worker",  # in the finishing transaction
     "finish.before_proof": "worker",
     "finish.before_commit": "worker",

@@ -10,7 +10,7 @@ from django.conf import settings
 from django.db import transaction
 from django.db.models.functions import Now
 
-from operations import metrics
+from operations import effects, metrics
 from operations.models import Category, DeadLetter, Operation, Reason, Resolution
 from operations.publish import ask_for_report
 
@@ -33,6 +33,8 @@ class Failure:
     retry_after_seconds: float | None = None
     lock_lost: bool = False  # the run had lost its resource's lock before: no cause, but told beside it
     shuts: bool = False  # its dependency refuses us, whatever the operation: nothing more is to be sent there
+    unresolved: bool = False  # an effect of the run may have been sent: it is looked up before all else
+    parked: bool = False  # no look-up can help any more; a person has to
 
     def as_json(self) -> dict[str, Any]:
         """Give the problem object that the API shows: {category, class, message, dependency, lock_lost?}."""
@@ -57,6 +59,7 @@ def from_exception(error: BaseException, *, category: str, dependency: str = "")
         dependency=dependency,
         retry_after_seconds=getattr(error, "retry_after_seconds", None),
         shuts=getattr(error, "shuts", False),
+        parked=getattr(error, "parked", False),
     )
 
 
@@ -76,6 +79,7 @@ def bury(operation: Operation, failure: Failure) -> DeadLetter:
         signature=signature(operation.job_type, failure),
         dependency=failure.dependency,
         lock_lost=failure.lock_lost,
+        certainty=effects.worst_certainty(operation.id) if operation.step else "",
         idempotency_key=operation.idempotency_key,
         attempts=operation.attempt,
         runs=operation.runs,

@@ -9,6 +9,7 @@ from typing import Any
 from django.conf import settings
 
 from operations import jobs, statements
+from operations.effects import UNRESOLVED
 from operations.holds import COVERS
 from operations.models import Operation
 
@@ -35,8 +36,9 @@ _PAUSED = f"""(
 
 EFFECTIVE = f"(o.deadline_at + LEAST(%(longest_extension)s, COALESCE({_PAUSED}, interval '0')))"
 
-# For rows of operations_operation AS o. The values that it needs are those of `values`.
-PASSED = f"(o.deadline_at <= clock_timestamp() AND {EFFECTIVE} <= clock_timestamp())"
+# For rows of operations_operation AS o. The values that it needs are those of `values`. One whose outcome is
+# unknown is looked up, however late it is.
+PASSED = f"(o.deadline_at <= clock_timestamp() AND {EFFECTIVE} <= clock_timestamp() AND NOT {UNRESOLVED})"
 
 
 def values() -> dict[str, Any]:

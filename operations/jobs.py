@@ -25,6 +25,24 @@ class Rejected(Exception):
         self.message = message
 
 
+class Duplicate(Exception):
+    """Another operation has done it already. This one ends `ignored: duplicate`, and its result names it."""
+
+    def __init__(self, *, of: str, message: str) -> None:
+        """Take the other operation's id."""
+        super().__init__(message)
+        self.of = of
+
+
+class NotYet(Exception):
+    """Another operation has to end before. This one waits, and its attempt is given back."""
+
+    def __init__(self, *, seconds: float, message: str) -> None:
+        """Take the time after which to look again, and what is waited for."""
+        super().__init__(message)
+        self.seconds = seconds
+
+
 class NoSuchJob(LookupError):
     """No code here knows a job of that name."""
 
@@ -124,6 +142,9 @@ class Job:
     resource: str = ""  # template over the payload, e.g. "inventory:user:{user_id}": lock and fence
     dependency: str = ""  # the outside service that `call` talks to
     call: Callable[..., Any] | None = None  # call(run, **payload) -> answer, with no transaction open
+    # compensate(run, **payload): releases what a failure, a cancel or a deadline would leave, in own runs.
+    compensate: Callable[..., Any] | None = None
+    no_return: str = ""  # the effect after which neither a cancel nor a failure takes anything back
     version: Callable[[Any], int] | None = (
         None  # version(answer): the producer's sequence number for the resource
     )
@@ -220,6 +241,12 @@ def _refuse_unsafe(declared: Job) -> None:
         f"{declared.name}: what is redacted can't be part of a name, and {_named_secrets(declared)} is": bool(
             _named_secrets(declared)
         ),
+        f"{declared.name}: what compensates needs a call whose steps it undoes": (
+            declared.compensate is not None and declared.call is None
+        ),
+        f"{declared.name}: {declared.no_return!r} is a point of no return for a job that compensates": (
+            bool(declared.no_return) and declared.compensate is None
+        ),
         f"{declared.name}: lock is 'redis' or 'database', not {declared.lock!r}": (
             declared.lock not in ("redis", "database")
         ),
@@ -277,6 +304,11 @@ def get(name: str) -> Job:
         return _registry[name]
     except KeyError:
         raise NoSuchJob(f"no job is called {name!r}; known are {', '.join(sorted(_registry))}") from None
+
+
+def find(name: str) -> Job | None:
+    """Find a job by its name; None: it is not in this code, whose release may be older or newer."""
+    return _registry.get(name)
 
 
 def every() -> list[Job]:

@@ -29,6 +29,7 @@ from operations.claims import HOLDS_CLAIM, IN_TIME, Claim
 from operations.crashpoints import crashpoint
 from operations.dead_letters import Failure
 from operations.deadlines import PASSED
+from operations.effects import RESERVED, UNRESOLVED
 from operations.holds import HOLD_ID, LET_THROUGH, NEW_IS_HELD, NEW_IS_REFUSED, NOT_HELD
 from operations.keys import LIVES_BY_CONTRACT
 from operations.models import WAITING, Category, Operation, Reason, Resolution, Status
@@ -203,7 +204,8 @@ def _applied(found: list[Any] | None) -> tuple[int | None, UUID | None, str]:
 _wait = Arrow(
     sources=WAITING,
     to=Status.RETRY_SCHEDULED,
-    where="reason <> %(reason)s AND run_at <= clock_timestamp()",  # a pause is not cut short
+    # A pause is not cut short; and whose outcome is unknown is said to wait for that before all else.
+    where="reason NOT IN (%(reason)s, 'outcome_unknown') AND run_at <= clock_timestamp()",
     change=f"waits = o.waits + 1, waiting_for = %(waiting_for)s, {SOON}",
     owes="false",
 )
@@ -220,7 +222,7 @@ def _wait_on(id: UUID, **values: Any) -> Operation | None:
         f"""
         UPDATE operations_operation AS o
         SET waits = waits + 1, waiting_for = %(waiting_for)s, version = version + 1, {SOON}
-        WHERE id = %(id)s AND status = 'retry_scheduled' AND reason = %(reason)s
+        WHERE id = %(id)s AND status = 'retry_scheduled' AND reason IN (%(reason)s, 'outcome_unknown')
             AND run_at <= clock_timestamp()
         RETURNING {SELECTED}""",  # noqa: S608
         id=id,
@@ -271,7 +273,7 @@ def set_aside(operation: Operation, *, actor: str) -> Operation | None:
         patience = settings.UNKNOWN_TYPE_PATIENCE_SECONDS
         return _set_aside(operation.id, waiting_for=sentence, delay=patience, **values)
     failure = Failure(category=Category.BUG, message=f"no live worker knows the job {operation.job_type!r}")
-    return _die(_give_up_on_type, operation.id, failure=failure, **values)
+    return die(_give_up_on_type, operation.id, failure=failure, **values)
 
 
 # "resource <> ''" says nothing new, but without it a prepared plan can't know that the partial index will do.
@@ -303,14 +305,14 @@ FORGET = "DELETE FROM operations_aftercommit WHERE id = ANY(%(ids)s::bigint[]) R
 _refuse = Arrow(
     sources=WAITING,
     to=Status.FAILED_PERMANENT,
-    where=f"(%(reason)s <> 'deadline_passed' OR {PASSED})",
+    where=f"(%(reason)s NOT IN ('deadline_passed', 'compensation_failed') OR {PASSED})",
     change="finished_at = clock_timestamp(), waiting_for = ''",
 )
 
 
 def refuse(id: UUID, *, reason: str, failure: Failure, actor: str) -> Operation | None:
     """End an operation that nobody holds: an invalid payload, or a deadline passed. Opens a transaction."""
-    return _die(_refuse, id, reason=reason, failure=failure, actor=actor, **deadlines.values())
+    return die(_refuse, id, reason=reason, failure=failure, actor=actor, **deadlines.values())
 
 
 _pass_over = Arrow(
@@ -328,22 +330,25 @@ def pass_over(id: UUID, *, reason: str, actor: str) -> Operation | None:
         return _with_its_letter(_pass_over(id, reason=reason, actor=actor))
 
 
+# A run that begins with an outcome unknown spends no attempt. Asked of those alone that have run before.
+LOOKS_UP = f"(runs > 0 AND {UNRESOLVED})"
 CLAIMABLE = f"""
     job_type = %(job_type)s AND status IN ('queued', 'retry_scheduled')
-    AND run_at <= clock_timestamp() AND attempt < max_attempts AND deadline_at > clock_timestamp()
-    AND {NOT_BLOCKED} AND {LET_THROUGH}"""
+    AND run_at <= clock_timestamp() AND deadline_at > clock_timestamp()
+    AND (attempt < max_attempts OR {LOOKS_UP}) AND {NOT_BLOCKED} AND {LET_THROUGH}"""
 CLAIM = f"""
     {LOCKED}, seen AS (
-        SELECT id, status FROM locked AS o WHERE {CLAIMABLE}
+        SELECT id, status, {LOOKS_UP}::int AS look_up FROM locked AS o WHERE {CLAIMABLE}
     ), moved AS (
         UPDATE operations_operation AS o
         SET status = 'processing', reason = '', version = o.version + 1, runs = o.runs + 1,
-            attempt = o.attempt + 1, claim_token = %(token)s, claimed_by = %(actor)s, waiting_for = '',
+            attempt = o.attempt + 1 - look_up, lookups = o.lookups + look_up,
+            claim_token = %(token)s, claimed_by = %(actor)s, waiting_for = '',
             started_at = clock_timestamp(),
             first_started_at = COALESCE(o.first_started_at, clock_timestamp()),
             lease_expires_at = clock_timestamp() + make_interval(secs => %(lease)s)
         FROM seen WHERE o.id = seen.id
-        RETURNING o.*, seen.status AS from_status
+        RETURNING o.*, seen.status AS from_status, look_up
     ), history AS (
         {HISTORY}
         SELECT id, from_status, status, reason, runs, attempt, '', %(actor)s, started_at FROM moved
@@ -354,11 +359,11 @@ CLAIM = f"""
         RETURNING fence, applied_version, applied_by, applied_hash
     )
     SELECT {SELECTED}, NULL, set_config('synchronous_commit', 'off', true),
-        fence, applied_version, applied_by, COALESCE(applied_hash, '')
+        fence, applied_version, applied_by, COALESCE(applied_hash, ''), look_up = 1
     FROM moved LEFT JOIN fenced ON true"""  # noqa: S608
 
 # For one whose deadline is put off: asked by others, too, it would cost them a tenth of a claim.
-CLAIM_PUT_OFF = CLAIM.replace("deadline_at > clock_timestamp()", f"NOT {PASSED}")
+CLAIM_PUT_OFF = statements.squeezed(CLAIM.replace("deadline_at > clock_timestamp()", f"NOT {PASSED}"))
 
 # Note [A claim may be lost with the database's last moments]
 # CLAIM alone commits without waiting for the disk. If the server dies before the claim is on disk, the row is
@@ -402,11 +407,14 @@ def _claimed_in_line(resource: str, sql: str, values: dict[str, Any]) -> tuple[A
 
 
 _DONE = f"finished_at = clock_timestamp(), {END_CLAIM}"
-_succeed = Arrow(sources=PROCESSING, to=Status.SUCCEEDED, where=f"{HOLDS_CLAIM} AND {IN_TIME}", change=_DONE)
+# What has no step has no effect; the others are asked.
+SETTLED = f"(step = '' OR NOT {UNRESOLVED})"
+MAY_SUCCEED = f"{HOLDS_CLAIM} AND {IN_TIME} AND compensating_for = '' AND {SETTLED}"
+_succeed = Arrow(sources=PROCESSING, to=Status.SUCCEEDED, where=MAY_SUCCEED, change=_DONE)
 _succeed_fenced = Arrow(
     sources=PROCESSING,
     to=Status.SUCCEEDED,
-    where=f"{HOLDS_CLAIM} AND {IN_TIME}",
+    where=MAY_SUCCEED,
     change=f"resource_version = %(version)s, {_DONE}",
     fenced=True,
 )
@@ -435,12 +443,16 @@ def succeed(
 _ignore = Arrow(sources=PROCESSING, to=Status.IGNORED, where=HOLDS_CLAIM, change=_DONE)
 
 
-def ignore(claim: Claim, *, reason: str, error: str = "") -> Operation | None:
+def ignore(
+    claim: Claim, *, reason: str, error: str = "", result: dict[str, Any] | None = None
+) -> Operation | None:
     """End a run with nothing to do: what it brings is old, or is there already. Opens a transaction."""
-    operation, actor = claim.operation, claim.operation.claimed_by
+    values = {"token": claim.token, "result": None if result is None else Jsonb(result)}
     with transaction.atomic():
         return _with_its_letter(
-            _ignore(operation.id, token=claim.token, reason=reason, error=error, actor=actor)
+            _ignore(
+                claim.operation.id, reason=reason, error=error, actor=claim.operation.claimed_by, **values
+            )
         )
 
 
@@ -481,19 +493,50 @@ _put_back = Arrow(
     sources=PROCESSING,
     to=Status.RETRY_SCHEDULED,
     where=HOLDS_CLAIM,
-    change=f"attempt = o.attempt - 1, {SOON}, {END_CLAIM}",
+    change=f"attempt = o.attempt - %(spent)s, {SOON}, {END_CLAIM}",
 )
 
 
-def put_back(claim: Claim, *, failure: Failure, delay_seconds: float) -> Operation | None:
-    """Return a run whose dependency was shut off while it was calling; its attempt is given back."""
+def put_back(
+    claim: Claim, *, failure: Failure, delay_seconds: float, reason: str = Reason.DEPENDENCY_HELD
+) -> Operation | None:
+    """Return a run that could not be: its dependency was shut off, or another has to end before it.
+
+    Its attempt is given back.
+    """
     return _put_back(
         claim.operation.id,
         token=claim.token,
-        reason=Reason.DEPENDENCY_HELD,
+        spent=claim.spent,
+        reason=reason,
         error=f"{failure.error_class}: {failure.message}",
         problem=Jsonb(failure.as_json()),
         delay=delay_seconds,
+        actor=claim.operation.claimed_by,
+    )
+
+
+_look_again = Arrow(
+    sources=PROCESSING,
+    to=Status.RETRY_SCHEDULED,
+    where=f"{HOLDS_CLAIM} AND lookups < %(most)s AND {UNRESOLVED}",
+    change=f"{SOON}, {END_CLAIM}",
+)
+
+
+def look_again(claim: Claim, *, failure: Failure, delay_seconds: float) -> Operation | None:
+    """Schedule a look-up: what the run has sent may have been done, and nobody knows.
+
+    None also if it has been looked up MAX_LOOKUPS times.
+    """
+    return _look_again(
+        claim.operation.id,
+        token=claim.token,
+        reason=Reason.OUTCOME_UNKNOWN,
+        error=f"{failure.error_class}: {failure.message}",
+        problem=Jsonb(failure.as_json()),
+        delay=delay_seconds,
+        most=settings.MAX_LOOKUPS,
         actor=claim.operation.claimed_by,
     )
 
@@ -504,7 +547,7 @@ _fail = Arrow(sources=PROCESSING, to=Status.FAILED_PERMANENT, where=HOLDS_CLAIM,
 def fail(claim: Claim, *, reason: str, failure: Failure) -> Operation | None:
     """End the operation as a dead letter. Opens a transaction."""
     operation = claim.operation
-    return _die(
+    return die(
         _fail, operation.id, reason=reason, failure=failure, actor=operation.claimed_by, token=claim.token
     )
 
@@ -512,8 +555,8 @@ def fail(claim: Claim, *, reason: str, failure: Failure) -> Operation | None:
 _hand_back = Arrow(
     sources=PROCESSING,
     to=Status.QUEUED,
-    where=f"{HOLDS_CLAIM} AND (interruptions < %(most)s OR attempt < max_attempts)",
-    change=f"""attempt = o.attempt - CASE WHEN o.interruptions < %(most)s THEN 1 ELSE 0 END,
+    where=f"{HOLDS_CLAIM} AND (interruptions < %(most)s OR attempt < max_attempts OR %(spent)s = 0)",
+    change=f"""attempt = o.attempt - CASE WHEN o.interruptions < %(most)s THEN %(spent)s ELSE 0 END,
         interruptions = o.interruptions + 1, {NOW}, {END_CLAIM}""",
 )
 
@@ -530,6 +573,7 @@ def hand_back(claim: Claim, *, error: str) -> Operation | None:
         reason=Reason.INTERRUPTED,
         error=error,
         most=settings.MAX_INTERRUPTIONS,
+        spent=claim.spent,
         actor=operation.claimed_by,
     )
 
@@ -539,17 +583,15 @@ LEASE_OUT = """(lease_expires_at <= clock_timestamp()
     OR lease_expires_at > clock_timestamp() + make_interval(secs => %(lease)s))"""
 # The lease is over, or the process that held it is known to be dead.
 LEASE_OVER = f"claim_token = %(token)s AND ({LEASE_OUT} OR claimed_by = %(dead)s)"
+IS_LEFT = f"(attempt < max_attempts OR lookups < %(most)s AND {UNRESOLVED})"
 _take_back = Arrow(
     sources=PROCESSING,
     to=Status.RETRY_SCHEDULED,
-    where=f"{LEASE_OVER} AND attempt < max_attempts",
+    where=f"{LEASE_OVER} AND {IS_LEFT}",
     change=f"{SOON}, {END_CLAIM}",
 )
 _give_up = Arrow(
-    sources=PROCESSING,
-    to=Status.FAILED_PERMANENT,
-    where=f"{LEASE_OVER} AND attempt >= max_attempts",
-    change=_DONE,
+    sources=PROCESSING, to=Status.FAILED_PERMANENT, where=f"{LEASE_OVER} AND NOT {IS_LEFT}", change=_DONE
 )
 
 
@@ -567,8 +609,9 @@ def take_back(
         else (Category.POISON, Reason.WORKER_LOST, Reason.WORKER_LOST, "lost")
     )
     failure = Failure(category=category, message=f"{operation.claimed_by} was {what} in run {operation.runs}")
+    over = Reason.COMPENSATION_FAILED if operation.compensating_for else over
     values: dict[str, Any] = {"token": operation.claim_token, "dead": dead, "actor": actor}
-    values["lease"] = settings.LEASE_SECONDS
+    values |= {"lease": settings.LEASE_SECONDS, "most": settings.MAX_LOOKUPS}
     retried = _take_back(
         operation.id,
         reason=reason,
@@ -577,41 +620,51 @@ def take_back(
         delay=delay_seconds,
         **values,
     )
-    return retried or _die(_give_up, operation.id, reason=over, failure=failure, **values)
+    return retried or die(_give_up, operation.id, reason=over, failure=failure, **values)
 
 
 _replay = Arrow(
     sources=(Status.FAILED_PERMANENT,),
     to=Status.QUEUED,
     where=f"(o.resource_seq IS NULL OR NOT EXISTS (SELECT {OVERTAKING}))",
-    change=f"""attempt = 0, interruptions = 0, waits = 0, replays = o.replays + 1,
+    change=f"""attempt = 0, interruptions = 0, waits = 0, lookups = 0, replays = o.replays + 1,
+        compensating_for = CASE WHEN {RESERVED} THEN o.compensating_for ELSE '' END,
         max_attempts = %(max_attempts)s, deadline_at = clock_timestamp() + %(deadline)s,
         finished_at = NULL, cancel_requested_at = NULL, waiting_for = '', {SOON}""",
     owes="false",
 )
 
 
-def replay(id: UUID, *, max_attempts: int, deadline: timedelta, actor: str, why: str) -> Operation | None:
+def replay(
+    id: UUID, *, max_attempts: int, deadline: timedelta, actor: str, why: str, reason: str = Reason.REPLAYED
+) -> Operation | None:
     """Send a failed operation round again: same id, same key, history kept, a fresh budget.
 
-    None also if it is ordered and was overtaken.
+    It goes on where it was: with its effects, or with their compensation. None also if it is ordered and was
+    overtaken.
     """
     values: dict[str, Any] = {"max_attempts": max_attempts, "deadline": deadline, "delay": 0}
-    return _replay(id, reason=Reason.REPLAYED, actor=actor, error=why, **values)
+    return _replay(id, reason=reason, actor=actor, error=why, **values)
 
 
 _discard = Arrow(
-    sources=(Status.FAILED_PERMANENT,), to=Status.IGNORED, change="finished_at = clock_timestamp()"
+    sources=(Status.FAILED_PERMANENT,),
+    to=Status.IGNORED,
+    where=f"NOT {UNRESOLVED} AND NOT (%(compensates)s AND {RESERVED})",
+    change="finished_at = clock_timestamp()",
 )
 
 
-def discard(id: UUID, *, actor: str, why: str) -> Operation | None:
-    """End a failed operation for good, undone."""
-    return _discard(id, reason=Reason.DISCARDED, actor=actor, error=why)
+def discard(id: UUID, *, actor: str, why: str, compensates: bool = False) -> Operation | None:
+    """End a failed operation for good, undone.
+
+    None also if an effect of it may have been sent, or its job compensates and something is left to release.
+    """
+    return _discard(id, reason=Reason.DISCARDED, actor=actor, error=why, compensates=compensates)
 
 
-def _die(arrow: Arrow, id: UUID, *, failure: Failure, **values: Any) -> Operation | None:
-    """Move to failed_permanent and write the dead letter, both or neither."""
+def die(arrow: Arrow, id: UUID, *, failure: Failure, **values: Any) -> Operation | None:
+    """Move to failed_permanent and write the dead letter, both or neither. Opens a transaction."""
     with transaction.atomic():
         error = f"{failure.error_class}: {failure.message}" if failure.error_class else failure.message
         operation = arrow(id, error=error, problem=Jsonb(failure.as_json()), **values)

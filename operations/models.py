@@ -48,6 +48,13 @@ class Category(models.TextChoices):
 
 
 TRANSIENT = (Category.DEPENDENCY_UNAVAILABLE, Category.TIMEOUT, Category.RATE_LIMITED, Category.CONFLICT)
+PERMANENT = (
+    Category.INVALID_INPUT,
+    Category.NOT_FOUND,
+    Category.PERMISSION,
+    Category.BUSINESS_REJECTED,
+    Category.BUG,
+)
 
 
 class Reason(models.TextChoices):
@@ -119,7 +126,9 @@ class Operation(models.Model):
             Reason.DEADLINE_PASSED,
             Reason.UNKNOWN_JOB_TYPE,
             Reason.UNSUPPORTED_SCHEMA,
+            Reason.COMPENSATION_FAILED,
         ),
+        *_moves(WAITING, Status.RETRY_SCHEDULED, Category.TIMEOUT, Category.CANCELLED),
         *_moves(WAITING, Status.IGNORED, Reason.STALE_VERSION, Reason.DUPLICATE, Reason.CANCELLED),
         *_moves((Status.PROCESSING,), Status.SUCCEEDED, ""),
         *_moves(
@@ -134,7 +143,10 @@ class Operation(models.Model):
             Reason.PERMISSION,
             Reason.ATTEMPTS_EXHAUSTED,
             Reason.TIMEOUT_EXHAUSTED,
+            Reason.DEADLINE_PASSED,
             Reason.WORKER_LOST,
+            Reason.OUTCOME_UNKNOWN,
+            Reason.COMPENSATION_FAILED,
             Reason.BUG,
         ),
         *_moves(
@@ -143,9 +155,12 @@ class Operation(models.Model):
             *TRANSIENT,
             Reason.WORKER_LOST,
             Reason.DEPENDENCY_HELD,
+            Reason.OUTCOME_UNKNOWN,
         ),
+        # What is reserved is released first: the category says what for.
+        *_moves((Status.PROCESSING,), Status.RETRY_SCHEDULED, *PERMANENT, Category.CANCELLED),
         *_moves((Status.PROCESSING,), Status.QUEUED, Reason.INTERRUPTED),
-        *_moves((Status.FAILED_PERMANENT,), Status.QUEUED, Reason.REPLAYED),
+        *_moves((Status.FAILED_PERMANENT,), Status.QUEUED, Reason.REPLAYED, Reason.RECONCILED),
         *_moves((Status.FAILED_PERMANENT,), Status.IGNORED, Reason.DISCARDED),
     )
 
@@ -172,6 +187,7 @@ class Operation(models.Model):
     max_attempts = models.PositiveSmallIntegerField()
     interruptions = models.PositiveSmallIntegerField(default=0)
     waits = models.PositiveIntegerField(default=0)
+    lookups = models.PositiveSmallIntegerField(db_default=0)  # runs that began with an outcome unknown
     replays = models.PositiveSmallIntegerField(default=0)
     run_at = models.DateTimeField(db_default=Now())
     deadline_at = models.DateTimeField()
@@ -194,6 +210,8 @@ class Operation(models.Model):
     started_at = models.DateTimeField(null=True)
     finished_at = models.DateTimeField(null=True)
     cancel_requested_at = models.DateTimeField(null=True)  # by its owner; a replay forgets it
+    # The end that waits until what was reserved is released: its status and reason, as "ignored cancelled".
+    compensating_for = models.CharField(max_length=60, blank=True, default="", db_default="")
     created_at = models.DateTimeField(db_default=Now())
     version = models.PositiveIntegerField(default=1)
 
@@ -263,6 +281,7 @@ class OperationData(models.Model):
     payload = models.JSONField()
     result = models.JSONField(null=True)
     error = models.JSONField(null=True)  # of the last failure, as dead_letters.Failure.as_json gives it
+    compensated = models.JSONField(null=True)  # the failure that is compensated for, all of it
 
     class Meta:
         permissions = [("reveal_operationdata", "Can see what jobs redact")]
@@ -314,24 +333,77 @@ class Transition(models.Model):
         return f"{self.from_status or 'nothing'} → {self.to_status} ({self.reason or 'done'})"
 
 
+class Certainty(models.TextChoices):
+    """What is known of an effect: see docs/effects.md."""
+
+    NOT_SENT = "not_sent"  # proven: nothing left us, or the other side knows nothing of it
+    MAYBE_SENT = "maybe_sent"  # committed before each send; until an answer or a look-up says more
+    CONFIRMED = "confirmed"
+    REFUSED = "refused"
+
+
 class Effect(models.Model):
-    """A step of an operation that is done: its marker, committed with what the step wrote."""
+    """A step of an operation: one of ours, committed with what it did, or one outside, from its intent on."""
 
     operation = models.ForeignKey(Operation, models.CASCADE, related_name="effects")
     step = models.CharField(max_length=50)
     generation = models.PositiveSmallIntegerField(default=1)
-    kind = models.CharField(max_length=20, default="local")
-    result = models.JSONField(null=True)
-    run = models.PositiveIntegerField()  # which run did it
+    kind = models.CharField(max_length=20, default="local")  # or "outside"
+    certainty = models.CharField(max_length=20, choices=Certainty, db_default=Certainty.CONFIRMED)
+    result = models.JSONField(null=True)  # what the step gave, or the other side answered
+    error = models.JSONField(null=True)  # why it was refused or not sent: {category, message, code?}
+    run = models.PositiveIntegerField()  # which run did it, or sent it last
     created_at = models.DateTimeField(db_default=Now())
+    undone_at = models.DateTimeField(null=True)  # compensated: the step is to be done again, if at all
+
+    # Of those outside only.
+    key = models.CharField(max_length=150, blank=True, db_default="")  # the provider's idempotency key
+    request = models.JSONField(null=True)  # as first sent; frozen
+    amount_minor = models.BigIntegerField(null=True)  # what is at stake, where it is money
+    first_sent_at = models.DateTimeField(null=True)
+    sent_at = models.DateTimeField(null=True)  # last
+    answers_by = models.DateTimeField(null=True)  # from then on a look-up's "not found" counts
+    window_ends_at = models.DateTimeField(null=True)  # until then the provider knows the key
+    concluded_at = models.DateTimeField(null=True)
+    concluded_by = models.CharField(max_length=150, blank=True, db_default="")
+    replays = models.PositiveSmallIntegerField(db_default=0)  # of its operation, when it was sent first
+    proposed = models.JSONField(
+        null=True
+    )  # how a first person would settle it: {by, certainty, reference, reason}
 
     class Meta:
+        permissions = [("settle_effect", "Can settle effects whose outcome is unknown")]
+        indexes = [
+            models.Index(
+                F("operation"), name="effect_unresolved", condition=Q(certainty=Certainty.MAYBE_SENT)
+            ),
+        ]
         constraints = [
             models.UniqueConstraint(fields=["operation", "step", "generation"], name="one_effect_a_step"),
+            models.CheckConstraint(
+                name="effect_outside_has_its_intent",
+                condition=Q(kind="local", certainty=Certainty.CONFIRMED)
+                | Q(kind="outside", request__isnull=False, sent_at__isnull=False) & ~Q(key=""),
+            ),
         ]
 
     def __str__(self) -> str:
         return f"{self.step} of {self.operation_id}"
+
+
+class EffectEvidence(models.Model):
+    """What a run learned of an effect when it held the claim no more. Insert-only; changes nothing itself."""
+
+    operation = models.ForeignKey(Operation, models.CASCADE, related_name="evidence")
+    step = models.CharField(max_length=50)
+    generation = models.PositiveSmallIntegerField()
+    run = models.PositiveIntegerField()
+    certainty = models.CharField(max_length=20, choices=Certainty)
+    content = models.JSONField(null=True)
+    at = models.DateTimeField(db_default=Now())
+
+    def __str__(self) -> str:
+        return f"{self.certainty}: {self.step} of {self.operation_id}, run {self.run}"
 
 
 class ResourceLock(models.Model):
@@ -412,7 +484,7 @@ class DeadLetter(models.Model):
     correlation_id = models.CharField(max_length=100, blank=True)
     schema_version = models.PositiveSmallIntegerField()
     traceback = models.TextField(blank=True)
-    certainty = models.CharField(max_length=20, blank=True)
+    certainty = models.CharField(max_length=20, blank=True)  # what is known at worst of its effects
     expected = models.BooleanField(default=False)
     reported_at = models.DateTimeField(null=True)
     created_at = models.DateTimeField(db_default=Now())

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from django.db import transaction
 from django.db.models.functions import Now
 
-from operations import jobs, lifecycle, metrics, order
+from operations import effects, jobs, lifecycle, metrics, order
 from operations.crashpoints import crashpoint
-from operations.models import AuditEntry, DeadLetter, Operation, Reason, Resolution, Status
+from operations.models import AuditEntry, Certainty, DeadLetter, Operation, Reason, Resolution, Status
 from operations.publish import publish
 
 log = logging.getLogger(__name__)
@@ -54,7 +54,12 @@ def preview(letter: DeadLetter) -> Preview:
 
 def preview_discard(letter: DeadLetter) -> Preview:
     """Say whether a discard is possible and what it ends."""
-    return _closed(letter) or Preview(eligible=True, why="ends for good, undone: it can never be replayed")
+    if (closed := _closed(letter)) is not None:
+        return closed
+    left = _left(letter)
+    if left:
+        return Preview(eligible=False, why=left)
+    return Preview(eligible=True, why="ends for good, undone: it can never be replayed")
 
 
 def replay(letter_id: int, *, actor: str, reason: str, request_id: str = "") -> Operation:
@@ -94,11 +99,10 @@ def discard(letter_id: int, *, actor: str, reason: str, request_id: str = "") ->
     """
     with transaction.atomic():
         letter = _take(letter_id, reason, Resolution.DISCARDED)
-        operation = lifecycle.discard(letter.operation_id, actor=actor, why=reason)
+        compensates = _compensates(letter.job_type)
+        operation = lifecycle.discard(letter.operation_id, actor=actor, why=reason, compensates=compensates)
         if operation is None:
-            raise Refused(
-                f"operation {letter.operation_id} is {letter.operation.status}, so nothing can be discarded"
-            )
+            raise Refused(_why_no_discard(letter))
         _audit(letter, operation, action="discard", actor=actor, reason=reason, request_id=request_id)
     metrics.DEAD_LETTERS_OUT.labels(operation.job_type, Resolution.DISCARDED).inc()
     metrics.COMPLETED.labels(operation.job_type, operation.status, operation.reason, letter.category).inc()
@@ -118,6 +122,27 @@ def _why_not(operation: Operation) -> str:
     if (later := order.overtaken_by(operation)) is not None:
         return f"operation {later} came after it for {operation.resource} and has overtaken it"
     return f"operation {operation.id} is {operation.status}, so nothing can be replayed"
+
+
+def _compensates(job_type: str) -> bool:
+    """Say whether a job could release what it has reserved; one that is not known here might."""
+    job = jobs.find(job_type)
+    return job is None or job.compensate is not None
+
+
+def _left(letter: DeadLetter) -> str:
+    """Say what a discard would leave behind; empty: nothing."""
+    for row in effects.known(letter.operation_id):
+        if row.certainty == Certainty.MAYBE_SENT:
+            return f"its {row.step!r} may have been done: replay it, to look that up, or settle it"
+        if row.stands and _compensates(letter.job_type):
+            return f"its {row.step!r} is done and not released: replay it"
+    return ""
+
+
+def _why_no_discard(letter: DeadLetter) -> str:
+    stands = f"operation {letter.operation_id} is {letter.operation.status}, so nothing can be discarded"
+    return _left(letter) or stands
 
 
 def _take(letter_id: int, reason: str, resolution: Resolution) -> DeadLetter:

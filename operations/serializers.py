@@ -5,7 +5,7 @@ from typing import Any
 from rest_framework import serializers
 
 from operations import holds, order
-from operations.models import Operation, Status
+from operations.models import Operation, Reason, Status
 
 
 class OperationInList(serializers.Serializer[Operation]):
@@ -74,11 +74,26 @@ def waiting_for(operation: Operation) -> str:
     head = order.blocked_by(operation)
     if head is not None:
         return f"blocked by {head}"
-    if operation.waiting_for:
-        return operation.waiting_for
-    if operation.status == Status.RETRY_SCHEDULED:
-        nth = min(operation.attempt + 1, operation.max_attempts)
-        return f"attempt {nth} of {operation.max_attempts} at {operation.run_at:%Y-%m-%dT%H:%M:%SZ}"
-    if operation.status == Status.PROCESSING and operation.cancel_requested_at is not None:
-        return "its run to notice that it is cancelled"
-    return "a worker" if operation.status == Status.QUEUED else ""
+    return operation.waiting_for or _next(operation)
+
+
+def _next(operation: Operation) -> str:
+    match operation.status:
+        case Status.RETRY_SCHEDULED:
+            return _next_run(operation)
+        case Status.QUEUED:
+            return "a worker"
+        case Status.PROCESSING if operation.cancel_requested_at is not None:
+            return "its run to notice that it is cancelled"
+    return ""
+
+
+def _next_run(operation: Operation) -> str:
+    due_at = f"{operation.run_at:%Y-%m-%dT%H:%M:%SZ}"
+    if operation.reason == Reason.OUTCOME_UNKNOWN:
+        return f"what became of its {operation.step!r}, looked up at {due_at}"
+    nth = min(operation.attempt + 1, operation.max_attempts)
+    attempt = f"attempt {nth} of {operation.max_attempts} at {due_at}"
+    if operation.compensating_for:
+        return f"the release of what it has reserved, {attempt}, before it ends: {operation.compensating_for}"
+    return attempt

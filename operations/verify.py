@@ -10,6 +10,7 @@ from django.conf import settings
 
 from operations import deadlines, jobs, statements
 from operations.deadlines import EFFECTIVE
+from operations.effects import UNRESOLVED
 from operations.models import DONE, Operation
 
 MOST_SHOWN = 20  # rows of one violation that are listed
@@ -55,7 +56,8 @@ CHECKS = (
         "an operation is neither final nor at work past its deadline",
         f"""SELECT id FROM operations_operation AS o WHERE status IN ('queued', 'retry_scheduled')
         AND deadline_at < clock_timestamp() - make_interval(secs => %(patience)s)
-        AND {EFFECTIVE} < clock_timestamp() - make_interval(secs => %(patience)s)""",  # noqa: S608
+        AND {EFFECTIVE} < clock_timestamp() - make_interval(secs => %(patience)s)
+        AND NOT {UNRESOLVED}""",  # noqa: S608
     ),
     Check(
         "I1",
@@ -75,6 +77,26 @@ CHECKS = (
         "a step of an operation is recorded twice",
         """SELECT operation_id FROM operations_effect
         GROUP BY operation_id, step, generation HAVING count(*) > 1""",
+    ),
+    Check(
+        "I2",
+        "an operation is done although an effect of it may have been sent, and nobody knows",
+        """SELECT o.id FROM operations_operation AS o JOIN operations_effect AS e
+            ON e.operation_id = o.id AND e.certainty = 'maybe_sent'
+        WHERE o.status IN ('succeeded', 'ignored')""",
+    ),
+    Check(
+        "I2",
+        "an effect was sent under another key than its own",
+        """SELECT operation_id FROM operations_effect WHERE kind = 'outside'
+        AND key <> operation_id::text || ':' || step || ':g' || generation""",
+    ),
+    Check(
+        "I2",
+        "an operation that has turned back has left something behind",
+        """SELECT o.id FROM operations_operation AS o JOIN operations_effect AS e
+            ON e.operation_id = o.id AND e.undone_at IS NULL AND e.certainty = 'confirmed'
+        WHERE o.status = 'ignored' AND o.compensating_for <> ''""",
     ),
     Check(
         "I3",
@@ -148,13 +170,15 @@ CHECKS = (
     Check(
         "I7",
         "an operation was begun more often than its attempts allow",
-        """SELECT o.id FROM operations_operation AS o JOIN operations_transition AS t
-            ON t.operation_id = o.id AND t.to_status = 'processing' AND t.id > COALESCE((
+        # Not counted: look-ups, what was given back, and, for one that turned back, what it had before.
+        """SELECT o.id FROM operations_operation AS o JOIN history AS t
+            ON t.operation_id = o.id AND t.id > COALESCE((
                 SELECT max(id) FROM operations_transition AS r
-                WHERE r.operation_id = o.id AND r.reason = 'replayed'), 0)
-        GROUP BY o.id HAVING count(*) > o.max_attempts + o.interruptions + (
-            SELECT count(*) FROM operations_transition AS p
-            WHERE p.operation_id = o.id AND p.reason = 'dependency_held')""",
+                WHERE r.operation_id = o.id AND r.reason IN ('replayed', 'reconciled')), 0)
+        GROUP BY o.id HAVING
+            count(*) FILTER (WHERE to_status = 'processing') - o.lookups
+            - count(*) FILTER (WHERE from_status = 'processing' AND t.attempt < before_attempt)
+            > o.max_attempts * CASE WHEN o.compensating_for = '' THEN 1 ELSE 2 END""",
     ),
     Check(
         "I7",

@@ -7,11 +7,12 @@ from uuid import UUID
 from celery import Task
 
 from config.celery import app
-from operations import jobs, lifecycle, metrics
+from operations import compensation, jobs, lifecycle, metrics
 from operations.claims import Claim
+from operations.compensation import Ending
 from operations.dead_letters import Failure
 from operations.jobs import Job
-from operations.models import Operation
+from operations.models import Operation, Reason, Status
 from tasks import lock, retry, run
 from tasks.retry import Again, GiveUp
 
@@ -73,7 +74,16 @@ class RetryMixin:
 class DeadLetterMixin:
     """The end that a person looks at."""
 
+    job: Job
+
     def bury(self, claim: Claim, reason: str, failure: Failure) -> Operation | None:
+        """End the operation as a dead letter, or let it first release what it has reserved."""
+        ending = Ending(Status.FAILED_PERMANENT, reason)
+        turned = compensation.turn_back(claim, self.job, ending, failure)
+        if turned is not None:
+            return turned
+        if claim.operation.compensating_for and reason != Reason.OUTCOME_UNKNOWN:
+            reason = Reason.COMPENSATION_FAILED
         return lifecycle.fail(claim, reason=reason, failure=failure)
 
 

@@ -24,7 +24,8 @@ from tasks.duties import Duties
 
 log = logging.getLogger(__name__)
 
-UNREACHED = (Category.DEPENDENCY_UNAVAILABLE, Category.TIMEOUT)  # failures that the dependency is blamed for
+# Failures that the dependency is blamed for.
+UNREACHED = (Category.DEPENDENCY_UNAVAILABLE, Category.TIMEOUT, Category.OUTCOME_UNKNOWN)
 NOTHING_LEARNED = Verdict(opened=False, held=False, pause_seconds=0.0)
 
 _calls: Counter[str] = Counter()  # by dependency, since this process last wrote them
@@ -90,7 +91,7 @@ def _recent(name: str) -> int:
 
 
 def _is_to_blame(job: Job, failure: Failure) -> bool:
-    return failure.category in UNREACHED and failure.dependency == job.dependency
+    return failure.category in UNREACHED and failure.dependency == job.dependency and not failure.parked
 
 
 def _count(job: Job, claim: Claim, failure: Failure) -> Verdict:

@@ -7,12 +7,13 @@ from uuid import UUID
 
 from rest_framework.exceptions import ValidationError
 
-from operations import cancel, deadlines, lifecycle, metrics, schemas, secrecy
+from operations import cancel, compensation, deadlines, jobs, lifecycle, metrics, schemas, secrecy
 from operations.certainty import afresh
 from operations.dead_letters import Failure
 from operations.jobs import Job
 from operations.lifecycle import Glance
 from operations.models import WAITING, Category, Operation, Reason, Status
+from operations.publish import publish
 from tasks import after_commit, lock, versions
 from tasks.duties import Duties
 from tasks.handle import OldNews
@@ -84,11 +85,14 @@ def honour_cancel(operation: Operation, *, worker: str) -> bool:
     """
     if operation.cancel_requested_at is None or operation.status not in WAITING:
         return False
+    if operation.compensating_for:
+        return False
     cancelled = cancel.withdraw(operation, actor=worker)
-    if cancelled is not None:
-        after_commit.settle(cancelled)
-        conclude(cancelled, Category.CANCELLED)
-    return cancelled is not None
+    if cancelled is None:
+        return cancel.release(operation, actor=worker) is not None
+    after_commit.settle(cancelled)
+    conclude(cancelled, Category.CANCELLED)
+    return True
 
 
 def _must_wait(glance: Glance, job: Job) -> bool:
@@ -197,8 +201,30 @@ def _pass_over(operation: Operation, old: OldNews, worker: str) -> None:
         conclude(ignored, Category.NONE)
 
 
+def end_late(operation: Operation, *, worker: str) -> bool:
+    """End an operation that waits and whose deadline has passed, once what it has reserved is released."""
+    job = jobs.find(operation.job_type)
+    late = None if job is None else compensation.turn_back_late(operation, job, actor=worker)
+    if late is not None:
+        publish(late)
+        conclude(late, Category.TIMEOUT)
+        return True
+    reason = Reason.COMPENSATION_FAILED if operation.compensating_for else Reason.DEADLINE_PASSED
+    deadline = f"the deadline was {deadlines.effective(operation).isoformat()}"
+    failure = Failure(category=Category.TIMEOUT, message=deadline)
+    return _end(operation, reason, failure, worker)
+
+
 def _refuse(operation: Operation, unfit: Unfit, worker: str) -> None:
-    refused = lifecycle.refuse(operation.id, reason=unfit.reason, failure=unfit.failure, actor=worker)
+    if unfit.reason == Reason.DEADLINE_PASSED:
+        end_late(operation, worker=worker)
+    else:
+        _end(operation, unfit.reason, unfit.failure, worker)
+
+
+def _end(operation: Operation, reason: str, failure: Failure, worker: str) -> bool:
+    refused = lifecycle.refuse(operation.id, reason=reason, failure=failure, actor=worker)
     if refused is not None:
         after_commit.settle(refused)
-        conclude(refused, unfit.failure.category)
+        conclude(refused, failure.category)
+    return refused is not None

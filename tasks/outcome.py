@@ -1,19 +1,22 @@
 """The move that a run's outcome calls for."""
 
-from operations import cancel, claims, lifecycle
+from operations import cancel, claims, compensation, lifecycle
 from operations.certainty import certain
 from operations.claims import Claim
+from operations.compensation import Ending
 from operations.crashpoints import crashpoint
 from operations.dead_letters import Failure
 from operations.dependencies import Verdict
-from operations.models import TRANSIENT, Category, Operation, Reason
-from tasks import breaker
+from operations.jobs import Duplicate, NotYet
+from operations.models import TRANSIENT, Category, Operation, Reason, Status
+from tasks import breaker, retry
 from tasks.drain import Interrupted
 from tasks.duties import Duties
 from tasks.handle import Cancelled, ClaimLost, LockLost, OldNews
 from tasks.retry import Again, GiveUp
 
-Outcome = Operation | Failure | ClaimLost | LockLost | Interrupted | OldNews | Cancelled
+Vain = ClaimLost | LockLost | Interrupted | OldNews | Cancelled | Duplicate | NotYet
+Outcome = Operation | Failure | Vain
 
 
 def move(task: Duties, claim: Claim, outcome: Outcome) -> tuple[Operation | None, str]:
@@ -35,15 +38,40 @@ def _moved(task: Duties, claim: Claim, outcome: Outcome, verdict: Verdict) -> Op
             return _fail(task, claim, outcome, verdict)
         case LockLost() | Interrupted():
             return _hand_back(task, claim, str(outcome))
-        case OldNews():
-            return lifecycle.ignore(claim, reason=outcome.reason)
-        case Cancelled():
-            return cancel.stop(claim)
-        case _:
+        case ClaimLost():
             return None
+        case _:
+            return _moved_in_vain(task, claim, outcome)
+
+
+def _moved_in_vain(
+    task: Duties, claim: Claim, why: NotYet | OldNews | Duplicate | Cancelled
+) -> Operation | None:
+    match why:
+        case NotYet():
+            waits = Failure(category=Category.CONFLICT, message=str(why))
+            pause = task.jittered(why.seconds)
+            return lifecycle.put_back(claim, failure=waits, delay_seconds=pause, reason=Reason.CONFLICT)
+        case Cancelled():
+            turned = compensation.turn_back(claim, task.job, compensation.CANCELLED, compensation.NOT_WANTED)
+            return turned or cancel.stop(claim)
+        case _:
+            return _ignore(task, claim, why)
+
+
+def _ignore(task: Duties, claim: Claim, why: OldNews | Duplicate) -> Operation | None:
+    """End a run that has nothing to do; what it has reserved before it saw that is released first."""
+    reason = why.reason if isinstance(why, OldNews) else Reason.DUPLICATE
+    ending, failure = Ending(Status.IGNORED, reason), Failure(category=Category.CONFLICT, message=str(why))
+    result = {"duplicate_of": why.of} if isinstance(why, Duplicate) else None
+    return compensation.turn_back(claim, task.job, ending, failure) or lifecycle.ignore(
+        claim, reason=reason, result=result
+    )
 
 
 def _fail(task: Duties, claim: Claim, failure: Failure, verdict: Verdict) -> Operation | None:
+    if failure.unresolved or failure.parked:
+        return _look_again(task, claim, failure)
     if verdict.held and failure.category in TRANSIENT:  # nobody's fault: the attempt does not count
         pause = task.jittered(task.backoff_seconds(claim.operation))
         return lifecycle.put_back(claim, failure=failure, delay_seconds=pause)
@@ -55,9 +83,20 @@ def _fail(task: Duties, claim: Claim, failure: Failure, verdict: Verdict) -> Ope
             return task.bury(claim, reason, failure)
 
 
+def _look_again(task: Duties, claim: Claim, failure: Failure) -> Operation | None:
+    """Have what may have been done looked up, for as long as that can help; then it is a person's."""
+    again = None
+    if not failure.parked:
+        pause = task.jittered(retry.look_up_pause(claim.operation.lookups))
+        asked = min(failure.retry_after_seconds or 0.0, retry.LONGEST_RETRY_AFTER_SECONDS)
+        crashpoint("retry.before_move")
+        again = lifecycle.look_again(claim, failure=failure, delay_seconds=max(pause, asked))
+    return again or task.bury(claim, Reason.OUTCOME_UNKNOWN, failure)
+
+
 def _hand_back(task: Duties, claim: Claim, why: str) -> Operation | None:
     handed_back = lifecycle.hand_back(claim, error=why)
-    if handed_back is not None or claim.operation.attempt < claim.operation.max_attempts:
+    if handed_back is not None or claim.looks_up or claim.operation.attempt < claim.operation.max_attempts:
         return handed_back
     often = Failure(category=Category.CONFLICT, message=f"interrupted too often, the last time because {why}")
     return task.bury(claim, Reason.ATTEMPTS_EXHAUSTED, often)

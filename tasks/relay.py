@@ -13,7 +13,7 @@ from typing import Any
 from django.conf import settings
 from django.db.models.functions import Now
 
-from operations import deadlines, jobs, lifecycle, metrics, retention, statements
+from operations import compensation, deadlines, jobs, lifecycle, metrics, retention, statements
 from operations.arrows import SELECTED, from_row
 from operations.crashpoints import crashpoint
 from operations.dead_letters import Failure
@@ -179,7 +179,7 @@ def free_lost(operation_id: str, worker: str, *, timed_out: bool = False) -> boo
 
 
 def _take_back(operation: Operation, *, dead: str = "", timed_out: bool = False) -> bool:
-    freed = lifecycle.take_back(
+    freed = _turn_back(operation, dead=dead, timed_out=timed_out) or lifecycle.take_back(
         operation,
         actor=dead or ACTOR,
         delay_seconds=_pause_after(operation, timed_out=timed_out),
@@ -195,6 +195,16 @@ def _take_back(operation: Operation, *, dead: str = "", timed_out: bool = False)
     after_commit.forget_settled()
     look.conclude(freed, Category.TIMEOUT if timed_out else Category.POISON)
     return True
+
+
+def _turn_back(operation: Operation, *, dead: str, timed_out: bool) -> Operation | None:
+    """Let one that has lost its last attempt release what it has reserved, if it has."""
+    job = jobs.find(operation.job_type)
+    if job is None:
+        return None
+    category = Category.TIMEOUT if timed_out else Category.POISON
+    failure = Failure(category=category, message=f"{operation.claimed_by} was lost in run {operation.runs}")
+    return compensation.turn_back_lost(operation, job, failure, dead=dead, actor=dead or ACTOR)
 
 
 def _pause_after(operation: Operation, *, timed_out: bool) -> float:
@@ -216,15 +226,9 @@ def _end(operation: Operation) -> bool:
     if look.honour_cancel(operation, worker=ACTOR):  # asked for while a run was under way that was lost since
         after_commit.forget_settled()
         return True
-    failure = Failure(
-        category=Category.TIMEOUT, message=f"the deadline was {deadlines.effective(operation).isoformat()}"
-    )
-    ended = lifecycle.refuse(operation.id, reason=Reason.DEADLINE_PASSED, failure=failure, actor=ACTOR)
-    if ended is not None:
-        after_commit.settle(ended)
-        after_commit.forget_settled()
-        look.conclude(ended, failure.category)
-    return ended is not None
+    ended = look.end_late(operation, worker=ACTOR)
+    after_commit.forget_settled()
+    return ended
 
 
 def _of_each(do: Callable[[Any], int], queues: Sequence[Any]) -> int:

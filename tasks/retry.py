@@ -5,12 +5,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 
+from django.conf import settings
 from django.db import InterfaceError, OperationalError
 
 from operations import dead_letters
 from operations.dead_letters import Failure
 from operations.jobs import Job, Rejected
-from operations.models import TRANSIENT, Category, Operation, Reason
+from operations.models import TRANSIENT, Category, Certainty, Operation, Reason
 
 LONGEST_RETRY_AFTER_SECONDS = 3_600.0  # a dependency may ask for more, and is asked again after this
 
@@ -26,16 +27,30 @@ class CallFailed(Exception):
         *,
         retry_after_seconds: float | None = None,
         shuts: bool = False,
+        certainty: str = Certainty.MAYBE_SENT,
     ) -> None:
         """Take a Category, what happened, whom we asked, and the pause the other side asked for.
 
         `shuts` says that our credentials are refused: no operation is at fault, and none can get through.
+        `certainty` says what is proven of an effect: `not_sent` (nothing was done), `refused` (a definite
+        no), or `maybe_sent`, which is all that a lost answer tells.
         """
         super().__init__(message)
         self.category = Category(category)
         self.dependency = dependency
         self.retry_after_seconds = retry_after_seconds
         self.shuts = shuts
+        self.certainty = Certainty(certainty)
+
+
+class Unknowable(CallFailed):
+    """Nobody can say whether an effect was done: a person has to find out."""
+
+    parked = True
+
+    def __init__(self, message: str) -> None:
+        """Say which."""
+        super().__init__(Category.OUTCOME_UNKNOWN, message)
 
 
 class SoftLimitPassed(KeyboardInterrupt):
@@ -92,6 +107,11 @@ def decide(operation: Operation, failure: Failure, *, pause_seconds: float) -> A
 def jittered(seconds: float, *, uniform: float | None = None) -> float:
     """Stretch a pause to seconds * (1 + U(0, 1)), so that what failed together does not return together."""
     return seconds * (1 + (random.random() if uniform is None else uniform))  # noqa: S311 (spreads load, hides nothing)
+
+
+def look_up_pause(lookups: int) -> float:
+    """Give the seconds until the next look-up, before jitter: doubled with each, from one second on."""
+    return min(2.0 ** min(lookups, 20), settings.LONGEST_LOOKUP_PAUSE_SECONDS)
 
 
 def retry_after_seconds(header: str | None, *, now: datetime | None = None) -> float | None:

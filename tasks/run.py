@@ -16,12 +16,12 @@ from uuid import UUID, uuid4
 from django.db import close_old_connections, connection, transaction
 from psycopg.types.json import Jsonb
 
-from operations import accept, claims, dead_letters, lifecycle, metrics, secrecy, storable
+from operations import accept, claims, compensation, dead_letters, lifecycle, metrics, secrecy, storable
 from operations.certainty import certain
 from operations.claims import Claim
 from operations.crashpoints import crashpoint
-from operations.jobs import Job
-from operations.models import Category, Operation, Reason, Resolution, Status
+from operations.jobs import Duplicate, Job, NotYet
+from operations.models import WAITING, Category, Operation, Reason, Resolution, Status
 from operations.publish import publish
 from tasks import after_commit, backlog, breaker, drain, holds, lock, look, outcome, versions
 from tasks.drain import Interrupted
@@ -125,7 +125,13 @@ def _count_wait(operation: Operation) -> float:
 def _work(task: Duties, heartbeat: Heartbeat, seen: look.Seen, *, adopt: bool) -> None:
     claim = heartbeat.claim
     with heartbeat:
-        run = Run(claim, heartbeat, began=time.monotonic())
+        run = Run(
+            claim,
+            heartbeat,
+            began=time.monotonic(),
+            no_return=task.job.no_return,
+            compensates=task.job.compensate is not None,
+        )
         ended = _attempt(task, run, seen, adopt=adopt)
     moved, category = outcome.move(task, claim, ended)
     if moved is None:
@@ -137,7 +143,7 @@ def _work(task: Duties, heartbeat: Heartbeat, seen: look.Seen, *, adopt: bool) -
     metrics.ATTEMPT_SECONDS.labels(task.job.name, moved.status).observe(seconds)
     if moved.status != Status.SUCCEEDED:  # a success has seen to it in its own on_commit
         after_commit.settle(moved)
-    if moved.status == Status.QUEUED:
+    if moved.status in WAITING and moved.published_at is not None:
         publish(moved)
     look.conclude(moved, category, duration=round(seconds, 4))
     look.honour_cancel(moved, worker=task.worker)
@@ -148,13 +154,15 @@ def _attempt(task: Duties, run: Run, seen: look.Seen, *, adopt: bool) -> outcome
     try:
         if adopt:
             _adopt_lock(task, run.claim)
-        answer = _call(task.job, run, seen.values)
+        if run.claim.operation.compensating_for:
+            return _compensate(task.job, run, seen.values)
+        answer = _call(task.job.call, task.job, run, seen.values)
         return _commit(task.job, run, answer, seen)
-    except (ClaimLost, LockLost, Interrupted, OldNews, Cancelled) as vain:
+    except (ClaimLost, LockLost, Interrupted, OldNews, Cancelled, Duplicate, NotYet) as vain:
         return vain
     except (Exception, SoftLimitPassed) as error:  # the one place: whatever a job raises is its failure
         failure = secrecy.scrubbed(task.describe(error), task.job, seen.payload)
-        return replace(failure, lock_lost=run.heartbeat.lock_lost)
+        return replace(failure, lock_lost=run.heartbeat.lock_lost, unresolved=run.effects.unresolved)
 
 
 def _adopt_lock(task: Duties, claim: Claim) -> None:
@@ -169,14 +177,29 @@ def _adopt_lock(task: Duties, claim: Claim) -> None:
         raise LockLost(f"the lock of {operation.resource} was lost")
 
 
-def _call(job: Job, run: Run, values: Mapping[str, Any]) -> Any:
+def _compensate(job: Job, run: Run, values: Mapping[str, Any]) -> Operation:
+    """Release what the operation has reserved, and let it end as it was to end before."""
+    if job.compensate is None:
+        raise CallFailed(Category.BUG, f"{job.name} has begun to compensate, and this code no longer does")
+    _call(job.compensate, job, run, values)
+    if run.effects.unresolved:
+        raise CallFailed(Category.BUG, f"{job.name} has released while the outcome of an effect was unknown")
+    run.check_claim()
+    crashpoint("compensate.before_end")
+    ended = certain(lambda: compensation.conclude(run.claim), learn=lambda: claims.outcome(run.claim))
+    if ended is None:
+        raise _refusal(job, run.claim)
+    return ended
+
+
+def _call(call: Callable[..., Any] | None, job: Job, run: Run, values: Mapping[str, Any]) -> Any:
     """Ask the outside, with no transaction open and within the soft limit."""
-    if job.call is None:
+    if call is None:
         return None
     if connection.in_atomic_block:
         raise AssertionError(f"{job.name}: a call must not be made inside a transaction")
     with soft_limit(_left(job, run)):
-        answer = job.call(run, **values)
+        answer = call(run, **values)
     crashpoint("call.answered")
     return answer
 
@@ -241,4 +264,6 @@ def _refusal(job: Job, claim: Claim) -> BaseException:
         )
     if standing.fence != claim.fence:
         return LockLost(f"{claim.operation.resource} has been claimed by another operation")
+    if standing.unresolved:
+        return CallFailed(Category.OUTCOME_UNKNOWN, "an effect was sent, and what became of it is not known")
     return OldNews(Reason.STALE_VERSION)

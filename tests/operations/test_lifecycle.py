@@ -450,7 +450,7 @@ class TestClaim:
 
         claim = make_claim(resource="inventory:user:7")
 
-        assert claim[2:] == (4, 9, applied_by, "h")
+        assert claim[2:6] == (4, 9, applied_by, "h")
 
     def test_needs_no_fence_without_a_resource(self):
         claim = make_claim(resource="")

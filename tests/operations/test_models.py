@@ -91,6 +91,9 @@ VIOLATIONS = {
     "operation_final_has_finished": lambda: change(make_operation(), status="succeeded"),
     "one_operation_a_key": take_a_key_twice,
     "one_effect_a_step": take_a_step_twice,
+    "effect_outside_has_its_intent": lambda: Effect.objects.create(
+        operation=make_operation(), step="charge", kind="outside", run=1, certainty="maybe_sent", key="k"
+    ),
     "one_bad_message_a_kind": keep_evidence_twice,
     "one_broker_one_epoch": begin_a_second_epoch,
     "one_open_dead_letter_an_operation": bury_twice,
