@@ -111,6 +111,16 @@ def lose_a_worker(lab: Lab) -> Load:
     return load
 
 
+def lose_an_answer(lab: Lab) -> Load:
+    """The worker dies when the other side has done it, and nothing says so yet."""
+    load = new_load(lab)
+    lab.trap.set(Place("effect.answered", "worker"), nth=1)
+    load.live("buy")
+    finish(lab, load)
+    lab.trap.clear()
+    return load
+
+
 def lose_every_worker(lab: Lab) -> Load:
     """An operation kills every process that runs it."""
     load = new_load(lab)
@@ -136,5 +146,6 @@ SCENARIOS = {
     ),
     "AfterCommit": Scenario("I9", die_before_telling_the_cache, switch="AfterCommitOff"),
     "relay": Scenario("I1", lose_a_worker, processes=("provider", "web", "worker-inventory")),
+    "look-up before all else": Scenario("I2", lose_an_answer, switch="LookUpOff"),
     "attempt count at claim": Scenario("I7", lose_every_worker, switch="AttemptsOff"),
 }

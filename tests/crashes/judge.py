@@ -14,7 +14,14 @@ from tests.crashes.load import SNAPSHOT, Load, insist
 from tests.faults.lab import Lab as FaultLab
 from tests.faults.lab import User
 
-MARKS = {"work": ("first", "second", "done"), "perish": ()}  # what each life writes; the others only "done"
+# What each life writes; the others only "done".
+MARKS = {
+    "work": ("first", "second", "done"),
+    "buy": ("first", "done"),
+    "shy": ("reserved", "released"),
+    "perish": (),
+}
+ONCE = ("buy", "shy")  # whose effects are looked up before they are sent again
 STALE_SECONDS = 2 * RELAY_PERIOD_SECONDS + 1.0  # I9, and what reading takes on a busy machine
 OPEN = """
     SELECT id::text, job_type, status, reason FROM operations_operation
@@ -64,7 +71,7 @@ def by_verify(lab: FaultLab, accepted: Iterable[str]) -> list[str]:
 def _by_rows(lab: Lab, load: Load) -> Iterator[str]:
     """Compare with what was asked: once each, every step once, and no fence older than the one before."""
     for ref, how in load.hows.items():
-        status = "failed_permanent" if how == "perish" else "succeeded"
+        status = "failed_permanent" if how in ("perish", "shy") else "succeeded"
         yield from _statuses(lab, [load.lives[ref]], {status: 1})
         yield from _marks(lab, ref, MARKS.get(how, ("done",)))
         if how == "work":
@@ -110,11 +117,22 @@ def by_fences(lab: FaultLab) -> Iterator[str]:
 def _by_effects(lab: Lab, load: Load) -> Iterator[str]:
     """Look what the outside saw: one key an operation, and no call that no run made."""
     for ref, id in load.lives.items():
+        if load.hows[ref] in ONCE:
+            yield from _once(lab, ref, how=load.hows[ref])
+            continue
         calls = lab.effects.calls(ref)
         if len({call.key for call in calls}) != 1:
             yield f"I2: {len(calls)} effects of {ref} under {len({call.key for call in calls})} keys"
         if len({call.run for call in calls}) != len(calls) or len(calls) > lab.operation(id)["runs"]:
             yield f"I2: {len(calls)} effects of {ref} in {lab.operation(id)['runs']} runs"
+
+
+def _once(lab: Lab, ref: str, *, how: str) -> Iterator[str]:
+    """Look that what must not be done twice was done once, and given back once if it was not wanted."""
+    for name in (ref, f"{ref}-let-go")[: 2 if how == "shy" else 1]:
+        calls = lab.effects.calls(name)
+        if len(calls) != 1:
+            yield f"I2: {len(calls)} effects of {name}, which is {how}"
 
 
 def _by_reading(lab: Lab, load: Load) -> Iterator[str]:

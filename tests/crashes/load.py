@@ -69,7 +69,7 @@ def offer(lab: Lab, when_stalled: Callable[[], object]) -> Load:
     when_stalled()
     lab.provider.fail(Fault(user_id=load.rival.id, times=2, delay_seconds=0.3))
     load.rivals = [insist_on(load.rival, "inventory/sync", {}) for _ in range(2)]
-    for how in ("work", "falter", "mend", "die"):
+    for how in ("work", "buy", "shy", "falter", "mend", "die"):
         load.live(how)
     load.syncs = [insist_on(load.owner, "inventory/sync", {})]
     return load

@@ -37,7 +37,7 @@ class Report:
         slowest = max(recovered, default=0.0)
         points = {run.point for run in fired}
         return [
-            f"{'point':<25}{'process':<18}{'nth':>4}{'recovered':>11}  violations",
+            f"{'point':<29}{'process':<18}{'nth':>4}{'recovered':>11}  violations",
             *(_line_of_run(run) for run in self.runs),
             f"{len(fired)} kills at {len(points)} points; the slowest recovery took {slowest:.1f} s,"
             f" the bound is {BOUND_SECONDS:.1f} s",
@@ -49,7 +49,7 @@ class Report:
 def _line_of_run(run: Run) -> str:
     recovered = "not passed" if run.recovered_seconds is None else f"{run.recovered_seconds:.1f} s"
     return (
-        f"{run.point:<25}{run.process:<18}{run.nth:>4}{recovered:>11}  {'; '.join(run.violations) or 'none'}"
+        f"{run.point:<29}{run.process:<18}{run.nth:>4}{recovered:>11}  {'; '.join(run.violations) or 'none'}"
     )
 
 

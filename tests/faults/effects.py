@@ -1,4 +1,4 @@
-"""The outside world, as far as probes are concerned: it counts what is done to it."""
+"""The outside world, as far as probes are concerned: it counts what is done to it, and tells."""
 
 import threading
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ class Call(NamedTuple):
 
 
 class Effects(ThreadingHTTPServer):
-    """POST /effects/{ref} is one effect."""
+    """POST /effects/{ref} is one effect, however often; GET /keys/{key} says whether one had that key."""
 
     daemon_threads = True
     request_queue_size = 128
@@ -32,6 +32,9 @@ class Effects(ThreadingHTTPServer):
 
     def note(self, call: Call) -> None:
         self._calls.append(call)
+
+    def knows(self, key: str) -> bool:
+        return any(call.key == key for call in list(self._calls))
 
     def calls(self, ref: str) -> list[Call]:
         return [call for call in list(self._calls) if call.ref == ref]
@@ -56,6 +59,11 @@ class Conversation(BaseHTTPRequestHandler):
         said = (self.headers.get(name) for name in ("X-Operation-ID", "X-Run", "Idempotency-Key"))
         self.server.note(Call(self.path.removeprefix("/effects/"), *said))
         self.send_response(204)
+        self.end_headers()
+
+    def do_GET(self) -> None:
+        self.send_response(200 if self.server.knows(self.path.removeprefix("/keys/")) else 404)
+        self.send_header("Content-Length", "0")
         self.end_headers()
 
     def log_message(self, format: str, *values: object) -> None:  # noqa: A002 (the name is the base's)

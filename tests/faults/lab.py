@@ -34,6 +34,8 @@ LAB = {
     "RELAY_PERIOD_SECONDS": str(RELAY_PERIOD_SECONDS),
     "REPUBLISH_AFTER_SECONDS": "2",
     "PUBLISH_PAUSE_SECONDS": "1",
+    "ANSWER_MARGIN_SECONDS": "0.2",
+    "LONGEST_LOOKUP_PAUSE_SECONDS": "2",
     "CANARY_PERIOD_SECONDS": "0",  # queues hold what a test has put there
     "WEB_THREADS": "16",
     # Counted and never reached: one user of a test does what many do.

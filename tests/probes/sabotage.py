@@ -14,8 +14,11 @@ from django.db import transaction
 
 from operations import accept, arrows, claims, jobs, lifecycle, statements
 from operations.arrows import Arrow
+from operations.effects import Conclusion, Known
+from operations.models import Certainty
 from tasks import after_commit
 from tasks.after_commit import Owed
+from tasks.effects import Effects
 
 ON_CONFLICT = "ON CONFLICT (user_id, job_type, idempotency_key) DO UPDATE"
 UNLESS_TAKEN = "AND NOT EXISTS (SELECT FROM taken)"
@@ -106,3 +109,13 @@ def _accept_with_second_callback(original: Any, request: accept.Request) -> acce
 def _settle_unwritten(original: Any, operation: Any, invalidate: Any = ()) -> None:
     original(operation, invalidate)
     after_commit.perform(Owed(0, invalidate, operation.resource, operation.claim_token))
+
+
+def look_up_off() -> None:
+    """Take what may have been sent for what was not, and so send it again."""
+
+    def resolve(self: Effects, known: Known, look_up: object) -> Known:
+        self._conclude(Conclusion(known.step, known.generation, Certainty.NOT_SENT))
+        return self._current(known)
+
+    Effects._resolve = resolve  # type: ignore[method-assign, assignment]

@@ -40,5 +40,9 @@ class AfterCommitOff(Switch):
     label = "after_commit_off"
 
 
+class LookUpOff(Switch):
+    label = "look_up_off"
+
+
 class AttemptsOff(Switch):
     label = "attempts_off"

@@ -5,15 +5,17 @@ import signal
 import time
 from typing import Any
 
+import httpx
 from django.db import connection
 from rest_framework import serializers
 
-from operations.jobs import Backoff, Payload, job
+from operations.jobs import Backoff, Payload, Rejected, job
 from tasks import holds
 from tasks.retry import CallFailed
-from tests.probes.jobs import tell
+from tests.probes.jobs import EFFECTS_URL, tell
 from tests.probes.marks import PAUSE_SECONDS
 
+EFFECT_SECONDS = 0.5  # after which nobody waits for an answer any more
 MARK = (
     "INSERT INTO probe_mark (ref, what, operation_id, run, resource, fence) VALUES (%s, %s, %s, %s, %s, %s)"
 )
@@ -47,6 +49,47 @@ def work(run: Any, ref: str, **times: float) -> None:
 
 def plain(run: Any, ref: str, **times: float) -> None:
     tell(run, ref=ref)
+
+
+def buy(run: Any, ref: str, **times: float) -> None:
+    """Do one thing outside that must never be done twice."""
+    run.step("first", mark, run=run, ref=ref, what="first")
+    run.effect("paid", send, request={"ref": ref}, look_up=look_up, timeout=EFFECT_SECONDS)
+
+
+def shy(run: Any, ref: str, **times: float) -> None:
+    """Do something here and something outside, and then think better of it."""
+    run.step("reserved", mark, run=run, ref=ref, what="reserved")
+    run.effect("held", send, request={"ref": ref}, look_up=look_up, timeout=EFFECT_SECONDS)
+    raise Rejected("no", "it is not wanted after all")
+
+
+def release(run: Any, *, ref: str, **payload: Any) -> None:
+    """Undo what `shy` has done."""
+    if run.outcome("held", look_up=look_up) is not None:
+        run.effect("let_go", send, request={"ref": f"{ref}-let-go"}, look_up=look_up, timeout=EFFECT_SECONDS)
+    run.step("released", mark, run=run, ref=ref, what="released")
+
+
+def send(key: str, request: Any) -> Any:
+    try:
+        answer = httpx.post(
+            f"{EFFECTS_URL}/effects/{request['ref']}",
+            headers={"Idempotency-Key": key},
+            timeout=EFFECT_SECONDS,
+            trust_env=False,
+        )
+    except httpx.HTTPError as error:
+        raise CallFailed("outcome_unknown", type(error).__name__) from error
+    return {"status": answer.status_code}
+
+
+def look_up(key: str, request: Any) -> Any:
+    try:
+        answer = httpx.get(f"{EFFECTS_URL}/keys/{key}", timeout=EFFECT_SECONDS, trust_env=False)
+    except httpx.HTTPError as error:
+        raise CallFailed("dependency_unavailable", type(error).__name__) from error
+    return {"status": answer.status_code} if answer.status_code == httpx.codes.OK else None
 
 
 def falter(run: Any, ref: str, **times: float) -> None:
@@ -101,7 +144,7 @@ def perish(run: Any, ref: str, **times: float) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-LIVES = {life.__name__: life for life in (work, plain, falter, mend, stall, die, perish)}
+LIVES = {life.__name__: life for life in (work, plain, buy, shy, falter, mend, stall, die, perish)}
 
 
 def live(run: Any, *, how: str, resource: str, **how_long: Any) -> None:
@@ -114,6 +157,8 @@ def live(run: Any, *, how: str, resource: str, **how_long: Any) -> None:
     payload=Life,
     resource="{resource}",
     call=live,
+    compensate=release,
+    no_return="paid",
     retry=Backoff(PAUSE_SECONDS, PAUSE_SECONDS),
     soft_limit=20,
     hard_limit=25,
