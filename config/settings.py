@@ -324,6 +324,17 @@ METRICS_TOKEN = env("METRICS_TOKEN", default="")  # empty: /metrics answers nobo
 # --- Admin --------------------------------------------------------------------------------------------------
 UNFOLD = look.unfold(environment=ENVIRONMENT)
 
+# --- The payment gateway ------------------------------------------------------------------------------------
+STRIPE_API_KEY = env("STRIPE_API_KEY", default="")  # empty: purchases are accepted, and wait
+STRIPE_API_BASE = env("STRIPE_API_BASE", default="https://api.stripe.com")
+STRIPE_HOSTS = env.list("STRIPE_HOSTS", default=["api.stripe.com"])  # nothing of a purchase is sent elsewhere
+STRIPE_VERSION = "2026-10-28.endive"  # of the API: what classification.py was written against
+STRIPE_CONNECT_SECONDS = env.float("STRIPE_CONNECT_SECONDS", default=3.0)
+STRIPE_TIMEOUT_SECONDS = env.float("STRIPE_TIMEOUT_SECONDS", default=10.0)  # between two bytes of an answer
+# Of webhooks; the second is the next one, or the last, while they are changed.
+STRIPE_WEBHOOK_SECRETS = env.list("STRIPE_WEBHOOK_SECRETS", default=[])
+STRIPE_WEBHOOK_TOLERANCE_SECONDS = 300  # an older signature is somebody's recording
+
 # --- The inventory provider ---------------------------------------------------------------------------------
 PROVIDER_URL = env("PROVIDER_URL", default="http://127.0.0.1:8800")
 PROVIDER_TIMEOUT_SECONDS = env.float("PROVIDER_TIMEOUT_SECONDS", default=10.0)

@@ -11,6 +11,7 @@ from typing import Self
 
 from deploy.local import databases, procfile, ready
 from deploy.local.children import run
+from deploy.local.gateway_control import GatewayControl
 from deploy.local.guardian import Guardian
 from deploy.local.named import NamedServers
 from deploy.local.ports import Port
@@ -18,8 +19,10 @@ from deploy.local.process import Process, ProcessFailed
 from deploy.local.provider_control import ProviderControl
 from deploy.local.servers import Servers
 
+PORTS = ("web", "provider", "gateway", "flower")
 FROM_OUTSIDE = ("HOME", "LANG", "LC_ALL", "TMPDIR", "USER")  # the rest of the environment is the stack's own
-EVERYTHING = ("provider", *procfile.commands())
+EVERYTHING = ("provider", "gateway", *procfile.commands())
+GATEWAY_KEY, WEBHOOK_SECRET = "sk_test_of_this_machine", "whsec_of_this_machine"
 USUAL = ("provider", "web", "worker-inventory", "relay")
 
 
@@ -41,13 +44,13 @@ class Stack:
 
         Args:
             directory: Where logs, metrics, the provider's store and the data of its own servers are.
-            processes: What to start, in this order: "provider", or a name of the Procfile; "name#2" is
-                another one of it.
+            processes: What to start, in this order: "provider", "gateway", or a name of the Procfile;
+                "name#2" is another one of it.
             env: Settings on top of the stack's own.
             servers: Running ones that somebody else stops; None means throw-away ones of its own.
             name: Of its database and its key prefix.
             template: A migrated database to copy; None means to migrate.
-            ports: Those to take for "web", "provider" and "flower" if they are free; else any.
+            ports: Those to take for PORTS if they are free; else any.
         """
         self.directory = directory.absolute()
         self.name = name
@@ -58,8 +61,9 @@ class Stack:
         self._extra = dict(env or {})
         self._guardian: Guardian | None = None
         self.processes: dict[str, Process] = {}
-        self._ports = {name: Port((ports or {}).get(name, 0)) for name in ("web", "provider", "flower")}
+        self._ports = {name: Port((ports or {}).get(name, 0)) for name in PORTS}
         self.provider = ProviderControl(self._ports["provider"].url)
+        self.gateway = GatewayControl(self._ports["gateway"].url)
 
     @property
     def api_url(self) -> str:
@@ -101,6 +105,7 @@ class Stack:
         for process in reversed(self.processes.values()):
             process.wait()
         self.provider.close()
+        self.gateway.close()
         if self._guardian is not None:
             self._guardian.close()
         for port in self._ports.values():
@@ -152,6 +157,10 @@ class Stack:
             "DEBUG": "false",
             "METRICS_TOKEN": "metrics-token-of-this-machine",
             "PROVIDER_URL": self.provider.base_url,
+            "STRIPE_API_KEY": GATEWAY_KEY,
+            "STRIPE_API_BASE": self.gateway.base_url,
+            "STRIPE_HOSTS": "127.0.0.1",
+            "STRIPE_WEBHOOK_SECRETS": WEBHOOK_SECRET,
             "PROMETHEUS_MULTIPROC_DIR": str(self.directory / "metrics"),
             "PORT": str(self._ports["web"].number),
             "FLOWER_PORT": str(self._ports["flower"].number),
@@ -189,23 +198,29 @@ class Stack:
     def _process(self, name: str, guardian: Guardian) -> Process:
         return Process(
             name,
-            self._provider_command() if name == "provider" else procfile.commands()[name.partition("#")[0]],
+            self._command(name.partition("#")[0]),
             env=self.env,
             log=self.directory / "log" / f"{name}.log",
             is_ready=self._readiness(name),
             guardian=guardian,
         )
 
-    def _provider_command(self) -> str:
-        directory, port = self.directory / "provider", self._ports["provider"].number
-        return f"exec python -m deploy.local.provider --port {port} --directory '{directory}'"
+    def _command(self, name: str) -> str:
+        if name not in ("provider", "gateway"):
+            return procfile.commands()[name]
+        directory, port = self.directory / name, self._ports[name].number
+        command = f"exec python -m deploy.local.{name} --port {port} --directory '{directory}'"
+        if name == "provider":
+            return command
+        hooks = f"--webhook-secret {WEBHOOK_SECRET} --webhook-url {self.api_url}/v1/webhooks/stripe"
+        return f"{command} --api-key {GATEWAY_KEY} {hooks}"
 
     def _readiness(self, name: str) -> Callable[[Process], bool]:
         if name == "web":
             return ready.serves(self.api_url, after=f"Listening at: {self.api_url}")
         if name == "flower":
             return ready.serves(self.flower_url)
-        words = {"provider": "provider ready: ", "relay": "relay.started"}
+        words = {"provider": "provider ready: ", "gateway": "gateway ready: ", "relay": "relay.started"}
         return ready.says(words.get(name.partition("#")[0], " ready."))
 
     def __enter__(self) -> Self:
