@@ -201,7 +201,8 @@ BREAKER_FREE_RETRIES = env.int("BREAKER_FREE_RETRIES", default=20)
 # A worker serves one group of queues; there is one queue a job. A slow job in a group of its own takes no
 # fast one's slots.
 WORKER_GROUPS: dict[str, list[str]] = {
-    "inventory": ["inventory.sync"],
+    "inventory": ["inventory.sync", "inventory.grant"],
+    "payments": ["payments.purchase", "payments.event", "payments.receipt"],
     "dead-letter": ["dead_letter"],
     **{
         group: env.list(f"WORKER_GROUP_{group.upper()}")
@@ -334,6 +335,15 @@ STRIPE_TIMEOUT_SECONDS = env.float("STRIPE_TIMEOUT_SECONDS", default=10.0)  # be
 # Of webhooks; the second is the next one, or the last, while they are changed.
 STRIPE_WEBHOOK_SECRETS = env.list("STRIPE_WEBHOOK_SECRETS", default=[])
 STRIPE_WEBHOOK_TOLERANCE_SECONDS = 300  # an older signature is somebody's recording
+
+# --- Mail: receipts. Without a server of that name they wait ------------------------------------------------
+EMAIL_HOST = env("EMAIL_HOST", default="localhost")
+EMAIL_PORT = env.int("EMAIL_PORT", default=25)
+EMAIL_HOST_USER = env("EMAIL_HOST_USER", default="")
+EMAIL_HOST_PASSWORD = env("EMAIL_HOST_PASSWORD", default="")
+EMAIL_USE_TLS = env.bool("EMAIL_USE_TLS", default=False)
+EMAIL_TIMEOUT = env.float("EMAIL_TIMEOUT_SECONDS", default=10.0)
+DEFAULT_FROM_EMAIL = env("EMAIL_FROM", default="orders@localhost")
 
 # --- The inventory provider ---------------------------------------------------------------------------------
 PROVIDER_URL = env("PROVIDER_URL", default="http://127.0.0.1:8800")

@@ -10,6 +10,7 @@ urlpatterns = [
     path("v1/schema", SpectacularAPIView.as_view(), name="schema"),
     path("", include("operations.urls")),
     path("", include("inventory.urls")),
+    path("", include("payments.urls")),
 ]
 
 handler400 = "operations.problems.bad_request"

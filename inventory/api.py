@@ -1,5 +1,6 @@
 """Read what a user owns."""
 
+from collections import Counter
 from typing import Any
 
 from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_schema, inline_serializer
@@ -8,7 +9,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from inventory.models import InventoryItem
+from inventory.models import Grant, InventoryItem
 from operations.accept import applied_version
 from operations.cache import Cached
 
@@ -28,10 +29,17 @@ HEADERS = {
 
 
 def load(user_id: int) -> dict[str, Any]:
-    """Read {version, items: [{sku, quantity}]}; the version first, so it is never newer than the items."""
+    """Read {version, granted, items: [{sku, quantity}]}: what the provider says, and what was bought here.
+
+    The version first, so it is never newer than the items. `granted` is how many grants are in them.
+    """
     version = applied_version(f"inventory:user:{user_id}")
-    items = InventoryItem.objects.filter(user_id=user_id).order_by("sku")
-    return {"version": version, "items": list(items.values("sku", "quantity"))}
+    grants = list(Grant.objects.filter(user_id=user_id).values_list("sku", "quantity"))
+    owned = Counter(dict(InventoryItem.objects.filter(user_id=user_id).values_list("sku", "quantity")))
+    for sku, quantity in grants:
+        owned[sku] += quantity
+    items = [{"sku": sku, "quantity": owned[sku]} for sku in sorted(owned)]
+    return {"version": version, "granted": len(grants), "items": items}
 
 
 view = Cached("inventory:view", load=load, ttl_seconds=VIEW_SECONDS)
@@ -61,7 +69,14 @@ class InventoryView(APIView):
     )
     def get(self, request: Request) -> Response:
         owned = view.get(request.user.pk)
-        headers = {**OWNERS_ONLY, "ETag": f'"{owned["version"]}"'}
+        headers = {**OWNERS_ONLY, "ETag": _etag(owned)}
         if headers["ETag"] in request.META.get("HTTP_IF_NONE_MATCH", ""):
             return Response(status=304, headers=headers)
-        return Response(owned, headers=headers)
+        shown = {name: owned[name] for name in ("version", "items")}
+        return Response(shown, headers=headers)
+
+
+def _etag(owned: dict[str, Any]) -> str:
+    """Name what is shown: the version, and behind a plus sign the grants on top of it."""
+    granted = f"+{owned['granted']}" if owned["granted"] else ""
+    return f'"{owned["version"]}{granted}"'

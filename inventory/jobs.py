@@ -5,8 +5,10 @@ from operator import itemgetter
 from typing import Any
 
 from django.db import connection
+from rest_framework import serializers
 
 from inventory import provider
+from inventory.models import Grant
 from operations.jobs import Backoff, OwnerID, Payload, job
 
 # Rows of the snapshot are written where they are newer; rows it does not name are gone at the provider.
@@ -55,3 +57,27 @@ def sync(run: Any, answer: dict[str, Any], *, user_id: int) -> dict[str, Any]:
     with connection.cursor() as cursor:
         cursor.execute(UPSERT, values)
     return {"version": answer["version"], "items": len(items)}
+
+
+class GrantRequest(Payload):
+    """What was bought, and under which order."""
+
+    order_id = serializers.CharField(max_length=64)
+    sku = serializers.CharField(max_length=64)
+    quantity = serializers.IntegerField(min_value=1)
+    user_id = OwnerID()
+
+
+@job(
+    "inventory.grant",
+    payload=GrantRequest,
+    resource="inventory:user:{user_id}",
+    invalidates=["inventory:view:{user_id}"],
+    deadline=timedelta(days=1),
+)
+def grant(run: Any, answer: None, *, user_id: int, order_id: str, sku: str, quantity: int) -> dict[str, Any]:
+    """Give a user what was bought, once an order."""
+    Grant.objects.get_or_create(
+        user_id=user_id, order_id=order_id, defaults={"sku": sku, "quantity": quantity}
+    )
+    return {"sku": sku, "quantity": quantity}

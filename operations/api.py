@@ -161,10 +161,13 @@ def _accepted(accepted: accept.Accepted, key: str) -> Response:
 
 
 def _seen_version(if_match: str | None) -> str | None:
-    """Read If-Match: "12" is the version seen, "0" that of a resource never written; * matches any."""
+    """Read If-Match: "12" is the version seen, "0" that of a resource never written; * matches any.
+
+    What stands behind a plus sign is of the page that was seen, and not of the resource's version.
+    """
     if if_match is None or if_match.strip() == "*":
         return None
-    return if_match.strip()[:STRONG_ETAG_LENGTH].strip('"')
+    return if_match.strip()[:STRONG_ETAG_LENGTH].strip('"').partition("+")[0]
 
 
 def _jsonable(value: Any) -> Any:

@@ -94,6 +94,13 @@ def metadata_of(intent: stripe.PaymentIntent) -> dict[str, str]:
     return dict(intent.to_dict().get("metadata") or {})
 
 
+def refunded_minor(intent: str) -> int:
+    """Add up what went back of an intent."""
+    params: Any = {"payment_intent": intent, "limit": PAGE}
+    refunds = _asked(lambda: _client().v1.refunds.list(params))
+    return sum(int(refund.amount) for refund in refunds.data if refund.status in ("succeeded", "pending"))
+
+
 def list_intents(created_from: int, created_to: int) -> Iterator[stripe.PaymentIntent]:
     """Give all intents that were made in these seconds (Unix time), the newest first."""
     params: Any = {"created": {"gte": created_from, "lte": created_to}, "limit": PAGE}

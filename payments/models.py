@@ -121,6 +121,9 @@ class Payment(models.Model):
     # What the gateway calls it; empty until it has told us.
     gateway_id = models.CharField(max_length=255, blank=True, default="")
 
+    # Until when what is authorised can be captured, as the gateway says.
+    capture_before = models.DateTimeField(null=True, blank=True)
+
     created_at = models.DateTimeField(db_default=Now(), editable=False)
     finished_at = models.DateTimeField(null=True, blank=True)
 
@@ -151,3 +154,123 @@ class Payment(models.Model):
 
     def __str__(self) -> str:
         return f"{self.kind} of {self.amount_minor} for order {self.order_id}"
+
+
+class Reservation(models.Model):
+    """What is set aside of a product for an order; released, or sold with the order's payment."""
+
+    order = models.OneToOneField(Order, on_delete=models.PROTECT, related_name="reservation")
+    product = models.ForeignKey(Product, on_delete=models.PROTECT, related_name="reservations")
+    quantity = models.IntegerField()
+    operation_id = models.UUIDField()  # whose it is; an id and no foreign key, as in Payment
+    created_at = models.DateTimeField(db_default=Now(), editable=False)
+    released_at = models.DateTimeField(null=True, blank=True)
+
+    class Meta:
+        constraints = [
+            models.CheckConstraint(name="reservation_quantity_is_positive", condition=Q(quantity__gt=0)),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.quantity} for order {self.order_id}"
+
+
+class EntryKind(models.TextChoices):
+    CAPTURE = "capture"  # the gateway owes us what the customer paid
+    REFUND = "refund"  # and no longer owes what went back
+
+
+class LedgerEntry(models.Model):
+    """Money that changed accounts. Double entry in one row, so none can be written that does not balance.
+
+    Rows are never changed or deleted, the database sees to it; a correction is a row the other way round.
+    """
+
+    operation_id = models.UUIDField()
+    kind = models.CharField(max_length=16, choices=EntryKind)
+    order = models.ForeignKey(Order, on_delete=models.PROTECT, related_name="entries")
+    debit = models.CharField(max_length=32)  # the account that has more now: "gateway", "sales"
+    credit = models.CharField(max_length=32)  # the account that it comes from
+    amount_minor = models.BigIntegerField()
+    currency = models.CharField(max_length=3)
+    created_at = models.DateTimeField(db_default=Now(), editable=False)
+
+    class Meta:
+        verbose_name_plural = "ledger entries"
+        constraints = [
+            models.UniqueConstraint(name="one_entry_a_kind", fields=["operation_id", "kind"]),
+            models.CheckConstraint(name="entry_amount_is_positive", condition=Q(amount_minor__gt=0)),
+            models.CheckConstraint(name="entry_has_two_sides", condition=~Q(debit=models.F("credit"))),
+            models.CheckConstraint(name="entry_currency_is_a_code", condition=Q(currency__regex=CURRENCY)),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.kind} of {self.amount_minor} {self.currency} for order {self.order_id}"
+
+
+class GatewayEvent(models.Model):
+    """What the gateway told us of by itself: a hint to look. Kept as it came, but for what we don't keep."""
+
+    event_id = models.CharField(max_length=255, unique=True)
+    type = models.CharField(max_length=100)
+    object_id = models.CharField(max_length=255, blank=True)  # the payment intent that it is about
+    told_at = models.DateTimeField()  # by the gateway's clock; decides nothing
+    received_at = models.DateTimeField(db_default=Now(), editable=False)
+    operation_id = models.UUIDField(null=True)  # that looks; none for kinds that mean nothing to us
+    outcome = models.CharField(max_length=100, blank=True)  # what came of it, in words
+    applied_at = models.DateTimeField(null=True)
+
+    class Meta:
+        indexes = [models.Index(fields=["object_id"], name="event_of_intent")]
+
+    def __str__(self) -> str:
+        return f"{self.type} {self.event_id}"
+
+
+class DriftKind(models.TextChoices):
+    """How we and the gateway may differ."""
+
+    UNDECIDED = "undecided"  # we do not know, and the gateway does: the operation looks again
+    NO_OBJECT = "no_object"  # we do not know, and the gateway knows nothing, after its window
+    CHARGED_THOUGH_FAILED = "charged_though_failed"  # we say failed or cancelled, and it was taken
+    NOT_CHARGED = "not_charged"  # we say captured, and it was not, or went back
+    OTHER_AMOUNT = "other_amount"  # we say captured, and it was another amount or currency
+    ORPHAN = "orphan"  # taken with our metadata, and nothing of ours knows of it
+
+
+class Drift(models.Model):
+    """A difference between us and the gateway, open until a sweep finds it gone or a person has closed it."""
+
+    kind = models.CharField(max_length=32, choices=DriftKind)
+    gateway_id = models.CharField(max_length=255, blank=True)
+    payment = models.ForeignKey(Payment, on_delete=models.PROTECT, null=True, related_name="drifts")
+    ours = models.CharField(max_length=100, blank=True)
+    theirs = models.CharField(max_length=100, blank=True)
+    first_seen_at = models.DateTimeField(db_default=Now(), editable=False)
+    last_seen_at = models.DateTimeField(db_default=Now())
+    closed_at = models.DateTimeField(null=True, blank=True)
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(
+                name="one_open_drift_a_kind",
+                fields=["kind", "gateway_id", "payment"],
+                condition=Q(closed_at__isnull=True),
+                nulls_distinct=False,
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.gateway_id}"
+
+
+class Reconciliation(models.Model):
+    """When each kind of comparison was made last, and what it found."""
+
+    name = models.CharField(max_length=32, primary_key=True)
+    succeeded_at = models.DateTimeField()
+    swept_until = models.DateTimeField(null=True)  # by the gateway's creation times
+    counts = models.JSONField(default=dict)
+
+    def __str__(self) -> str:
+        return self.name

@@ -72,6 +72,11 @@ class Run:
         """The run's number within its operation, from 1; it only ever grows."""
         return self.claim.operation.runs
 
+    @property
+    def is_cancelled(self) -> bool:
+        """Say whether what is released is released because the owner has cancelled it."""
+        return self.claim.operation.compensating_for == "ignored cancelled"
+
     def key(self, step: str) -> str:
         """Give the idempotency key for an outside step: the same in every run of this operation.
 

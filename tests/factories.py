@@ -65,7 +65,7 @@ def make_operation(*, status: str = Status.QUEUED, job: Job | None = None, **cha
         "max_attempts": job.retry.attempts,
         "deadline_at": timezone.now() + job.deadline,
         "published_at": timezone.now(),
-        "resource": job.resource.format(user_id=owner.pk),
+        "resource": job.resource.format(**{"user_id": owner.pk, **payload}),
     }
     operation = Operation.objects.create(**fields | _of_status(status) | changes)
     OperationData.objects.create(operation=operation, payload=payload)
