@@ -229,6 +229,7 @@ CONTROL: dict[tuple[str, str], Callable[[Gateway, dict[str, Any]], dict[str, Any
     ("POST", "/_control/deliver"): lambda gateway, asked: {"statuses": gateway.hooks.deliver(asked["ids"])},
     # What nobody asked for: a charge with or without our metadata.
     ("POST", "/_control/charge"): lambda gateway, asked: _charge(gateway.bank, asked),
+    ("POST", "/_control/refund"): lambda gateway, asked: gateway.bank.refund(asked, None),
 }
 
 

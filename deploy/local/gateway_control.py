@@ -39,6 +39,10 @@ class GatewayControl:
         """Make a charge that the product did not ask for; give its intent."""
         return self._ask("POST", "charge", asked)
 
+    def refund(self, **asked: Any) -> dict[str, Any]:
+        """Give money back that the product did not give back; give the refund."""
+        return self._ask("POST", "refund", asked)
+
     def journal(self, what: str = "", *, operation_id: str = "") -> list[dict[str, Any]]:
         """Give what has moved, oldest first: {what, intent, amount, currency, operation_id, key}."""
         entries = self._ask("GET", "journal")["entries"]

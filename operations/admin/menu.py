@@ -46,6 +46,16 @@ MENU = {
     "Payments": (
         ("Orders", "receipt_long", "payments_order_changelist", "payments.view_order"),
         ("Payments", "payments", "payments_payment_changelist", "payments.view_payment"),
+        ("Differences", "balance", "payments_drift_changelist", "payments.view_drift"),
+        ("Ledger", "menu_book", "payments_ledgerentry_changelist", "payments.view_ledgerentry"),
+        ("Gateway events", "webhook", "payments_gatewayevent_changelist", "payments.view_gatewayevent"),
+        (
+            "Comparisons",
+            "compare_arrows",
+            "payments_reconciliation_changelist",
+            "payments.view_reconciliation",
+        ),
+        ("Reservations", "bookmark", "payments_reservation_changelist", "payments.view_reservation"),
         ("Products", "sell", "payments_product_changelist", "payments.view_product"),
     ),
     "People": (

@@ -8,7 +8,12 @@ from deploy.local.gateway import Gateway
 from deploy.local.gateway_control import GatewayControl
 from deploy.local.gateway_hooks import Hooks
 from deploy.local.gateway_store import Store
+from operations import jobs
+from operations.models import Transition
 from payments import gateway as adapter
+from payments.models import Product
+from tests.factories import make_operation, make_user
+from tests.payments.buying import PRICE
 
 API_KEY = "sk_test_of_the_tests"
 
@@ -37,3 +42,54 @@ def gateway(gateway_server, settings):
     control.hooks(held=False)
     control.close()
     adapter.hang_up()
+
+
+@pytest.fixture(autouse=True)
+def no_breaker(settings):
+    """Let no breaker open: what fails here fails on purpose."""
+    settings.BREAKER_FAILURES = 1_000
+
+
+@pytest.fixture
+def lamp(db):
+    return Product.objects.create(sku="lamp", name="Lamp", price_minor=PRICE, currency="EUR", stock=5)
+
+
+@pytest.fixture
+def customer(db):
+    return make_user("ana")
+
+
+@pytest.fixture
+def buy(customer, lamp, gateway):
+    """Give a function that accepts a purchase of one lamp."""
+
+    def accepted(order_id="o-1", *, owner=None, method="pm_card_visa", **changes):
+        owner = customer if owner is None else owner
+        payload = {
+            "order_id": order_id,
+            "sku": "lamp",
+            "quantity": 1,
+            "amount_minor": PRICE,
+            "currency": "EUR",
+            "payment_method": method,
+            "user_id": owner.pk,
+            **changes,
+        }
+        operation = make_operation(
+            job=jobs.get("payments.purchase"),
+            owner=owner,
+            payload=payload,
+            resource=f"payments:order:{owner.pk}:{order_id}",
+        )
+        Transition.objects.create(
+            operation=operation,
+            to_status="queued",
+            reason="accepted",
+            run=0,
+            attempt=0,
+            at=operation.created_at,
+        )
+        return operation
+
+    return accepted

@@ -5,87 +5,17 @@ from datetime import timedelta
 import pytest
 
 from inventory.models import Grant
-from operations import cancel, jobs, reading, replays
-from operations.models import DeadLetter, Effect, Operation, Transition
+from operations import cancel, reading, replays
+from operations.models import DeadLetter, Effect, Operation
 from operations.verify import violations
-from payments import gateway as adapter
 from payments import ledger
 from payments.models import LedgerEntry, Order, Payment, Product, Reservation
-from tests.factories import earlier, history, make_operation, make_user, work
+from tests.factories import earlier, make_user, work
+from tests.payments.buying import PRICE, ends, go_on, once
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-PRICE = 1_200
 UNKNOWN = ("retry_scheduled", "outcome_unknown")
-
-
-@pytest.fixture(autouse=True)
-def no_breaker(settings):
-    settings.BREAKER_FAILURES = 1_000
-
-
-@pytest.fixture
-def lamp(db):
-    return Product.objects.create(sku="lamp", name="Lamp", price_minor=PRICE, currency="EUR", stock=5)
-
-
-@pytest.fixture
-def customer(db):
-    return make_user("ana")
-
-
-@pytest.fixture
-def buy(customer, lamp, gateway):
-    """Give a function that accepts a purchase of one lamp."""
-
-    def accepted(order_id="o-1", *, owner=None, method="pm_card_visa", **changes):
-        owner = customer if owner is None else owner
-        payload = {
-            "order_id": order_id,
-            "sku": "lamp",
-            "quantity": 1,
-            "amount_minor": PRICE,
-            "currency": "EUR",
-            "payment_method": method,
-            "user_id": owner.pk,
-            **changes,
-        }
-        operation = make_operation(
-            job=jobs.get("payments.purchase"),
-            owner=owner,
-            payload=payload,
-            resource=f"payments:order:{owner.pk}:{order_id}",
-        )
-        Transition.objects.create(
-            operation=operation,
-            to_status="queued",
-            reason="accepted",
-            run=0,
-            attempt=0,
-            at=operation.created_at,
-        )
-        return operation
-
-    return accepted
-
-
-def go_on(operation, *, runs=12):
-    """Do what workers do, each time it is due, until it is over."""
-    for _ in range(runs):
-        earlier(operation, "run_at")
-        Effect.objects.filter(operation=operation, kind="outside").update(answers_by=operation.created_at)
-        operation = work(operation)
-        if operation.is_final:
-            break
-    return operation
-
-
-def once(operation):
-    return go_on(operation, runs=1)
-
-
-def ends(operation):
-    return operation.status, operation.reason
 
 
 def stock():
@@ -369,9 +299,3 @@ class TestLedger:
 
         with pytest.raises(Exception, match="insert-only"):
             change()
-
-
-def test_everything_here_was_asked_of_the_gateway(gateway):
-    """The adapter in use is the product's own, over HTTP."""
-    assert adapter._client().v1.payment_intents is not None
-    assert history
