@@ -28,7 +28,7 @@ class TestRead:
     def test_knows_job_types_queues_groups_and_owners(self, user):
         assert controls.read(SYNC).job_types == ["inventory.sync"]
         assert controls.read("queue:inventory.sync").job_types == ["inventory.sync"]
-        assert controls.read("queue:inventory").job_types == ["inventory.sync"]
+        assert controls.read("queue:inventory").job_types == ["inventory.sync", "inventory.grant"]
         assert controls.read(f"owner:{user.username}") == controls.Scope(f"owner:{user.pk}", [], user.pk)
 
     @pytest.mark.parametrize(

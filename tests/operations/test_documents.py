@@ -11,6 +11,7 @@ from tests.operations.answers import PROBLEM, described
 OF_ANY = "400 401 405 406 429 500 503"
 OPERATIONS = {
     "inventory_sync": ("200 202 409 411 412 413 415 422", {"Idempotency-Key", "If-Match"}),
+    "payments_purchase": ("200 202 409 411 412 413 415 422", {"Idempotency-Key", "If-Match"}),
     "get_inventory": ("200 304", {"If-None-Match"}),
     "list_operations": ("200", {"job_type", "status", "created_after", "cursor", "limit"}),
     "get_operation": ("200 304 404", {"operation_id", "If-None-Match", "Prefer"}),

@@ -31,6 +31,7 @@ from tests.factories import (
     make_claim,
     make_failure,
     make_job,
+    make_operation,
     make_request,
     make_user,
     take_back,
@@ -240,10 +241,45 @@ def attempt_too_many():
 @plants("an operation was begun more often than its attempts allow")
 def attempts_that_were_not_counted():
     operation = make_accepted(job=make_job(name="inventory.sync", retry=Backoff()))
-    for _ in range(2):
-        claim = make_claim(operation)
-        lifecycle.hand_back(claim, error="the worker ends")
-    return change(operation, interruptions=0)
+    for run in (1, 2):
+        for source, to, reason in (("queued", "processing", ""), ("processing", "queued", "interrupted")):
+            Transition.objects.create(
+                operation=operation,
+                from_status=source,
+                to_status=to,
+                reason=reason,
+                run=run,
+                attempt=1,
+                at=operation.created_at,
+            )
+    return change(operation, runs=2, attempt=1)
+
+
+@plants("an operation is done although an effect of it may have been sent, and nobody knows")
+def effect_forgotten():
+    operation = make_operation(status="succeeded")
+    sent(operation)
+    return operation.id
+
+
+@plants("an effect was sent under another key than its own")
+def effect_under_another_key():
+    operation = make_operation(status="succeeded")
+    sent(operation, certainty="confirmed", key="a key of its own")
+    return operation.id
+
+
+@plants("an operation that has turned back has left something behind")
+def something_left_behind():
+    operation = make_operation(status="ignored", compensating_for="ignored cancelled")
+    Effect.objects.create(operation=operation, step="reserved", run=1)
+    return operation.id
+
+
+def sent(operation, **changes):
+    """Write an effect that was sent."""
+    fields = {"certainty": "maybe_sent", "key": f"{operation.id}:charge:g1", "sent_at": Now(), "request": {}}
+    Effect.objects.create(operation=operation, step="charge", kind="outside", run=1, **fields | changes)
 
 
 @plants("an attempt began before its pause was over")
