@@ -5,6 +5,7 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
+from django.conf import settings
 from django.utils import timezone
 from rest_framework import serializers
 
@@ -13,7 +14,6 @@ from payments import events, gateway, orders, receipt
 from payments.line import DEPENDENCY
 from payments.models import CURRENCY, ORDER_NUMBER, PaymentStatus
 
-CALL_SECONDS = 15.0  # after which the gateway's client has given up, connecting and reading
 KEYS_LAST = timedelta(hours=23)  # the gateway forgets keys after a day
 CAPTURE_MARGIN = timedelta(hours=1)  # before an authorisation lapses; later nobody knows which was first
 
@@ -173,4 +173,6 @@ def looked(run: Any, truth: dict[str, Any], *, event: int, intent: str) -> dict[
 
 
 def _terms(amount_minor: int) -> dict[str, Any]:
-    return {"window": KEYS_LAST, "timeout": CALL_SECONDS, "amount_minor": amount_minor}
+    """Say for how long the gateway knows a key, when its client gives up, and what is at stake."""
+    timeout = settings.STRIPE_CONNECT_SECONDS + settings.STRIPE_TIMEOUT_SECONDS
+    return {"window": KEYS_LAST, "timeout": timeout, "amount_minor": amount_minor}

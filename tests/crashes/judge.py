@@ -5,14 +5,14 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from deploy.local import procfile
 from operations.models import FINAL
 from tests.crashes.lanes import RELAY_PERIOD_SECONDS, Lab
 from tests.crashes.load import SNAPSHOT, Load, insist
+from tests.faults.lab import PRICE_MINOR, User
 from tests.faults.lab import Lab as FaultLab
-from tests.faults.lab import User
 
 # What each life writes; the others only "done".
 MARKS = {
@@ -53,6 +53,7 @@ def violations(lab: Lab, load: Load) -> list[str]:
         *by_verify(lab, load.accepted),
         *_by_rows(lab, load),
         *_by_effects(lab, load),
+        *by_money(lab, load.purchases),
         *_by_reading(lab, load),
     ]
 
@@ -79,7 +80,10 @@ def _by_rows(lab: Lab, load: Load) -> Iterator[str]:
     yield from _statuses(lab, load.syncs, {"succeeded": len(load.syncs)})
     if load.rivals:
         yield from _statuses(lab, load.rivals, {"succeeded": 1, "ignored": len(load.rivals) - 1})
-    expected = len(load.accepted) + list(load.hows.values()).count("work")
+    yield from _statuses(lab, [*load.purchases.values()], {"succeeded": len(load.purchases)})
+    # A lamp that is paid is granted, and a receipt is sent.
+    follow_ups = list(load.hows.values()).count("work") + 2 * len(load.purchases)
+    expected = len(load.accepted) + follow_ups
     made = lab.rows("SELECT count(*) FROM operations_operation WHERE owner_id = ANY(%s)", load.users)
     if made[0]["count"] != expected:
         yield f"I5: {made[0]['count']} operations were made of {expected} requests"
@@ -133,6 +137,27 @@ def _once(lab: Lab, ref: str, *, how: str) -> Iterator[str]:
         calls = lab.effects.calls(name)
         if len(calls) != 1:
             yield f"I2: {len(calls)} effects of {name}, which is {how}"
+
+
+BOOKS = """
+    SELECT o.status, count(e.id) AS entries, sum(e.amount_minor) AS amount
+    FROM payments_order AS o LEFT JOIN payments_ledgerentry AS e ON e.order_id = o.id
+    WHERE o.number = %s GROUP BY o.status"""
+
+
+def by_money(lab: FaultLab, purchases: Mapping[str, str]) -> Iterator[str]:
+    """Compare the gateway's own journal with orders and ledger: one charge for each, and one entry."""
+    journal = lab.gateway.journal() if purchases else []
+    for order, id in purchases.items():
+        taken = [e["amount"] for e in journal if (e["what"], e["operation_id"]) == ("captured", id)]
+        books = lab.rows(BOOKS, order)
+        kept = books[0] if books else {"status": "none", "entries": 0, "amount": None}
+        if taken != [PRICE_MINOR] or (kept["status"], kept["entries"], kept["amount"]) != (
+            "paid",
+            1,
+            PRICE_MINOR,
+        ):
+            yield f"I2: order {order} of {id}: the gateway took {taken}, and our books have {kept}"
 
 
 def _by_reading(lab: Lab, load: Load) -> Iterator[str]:

@@ -37,7 +37,7 @@ SETTINGS = {
     "WORKER_SLOTS": "2",
     "WEB_THREADS": "4",
 }
-EVERYTHING = ("provider", "web", "worker-inventory", "worker-inventory#2", "relay")
+EVERYTHING = ("provider", "gateway", "web", "worker-inventory", "worker-inventory#2", "relay")
 
 
 class Lab(FaultLab):

@@ -11,12 +11,13 @@ import httpx
 from deploy.local.people import make_admin
 from deploy.local.provider_store import Fault
 from tests.crashes.lanes import Lab
+from tests.faults.lab import PRICE_MINOR, Row, User
 from tests.faults.lab import Lab as FaultLab
-from tests.faults.lab import Row, User
 
 PATIENCE_SECONDS = 20.0
 WAKES_AFTER_SECONDS = 15.0  # at the latest; else when the next run is at work
 SNAPSHOT = {"sword": 1, "potion": 5}
+SKU, PLENTY = "lamp", 1_000_000
 
 Answer = TypeVar("Answer")
 
@@ -30,11 +31,12 @@ class Load:
     lives: dict[str, str] = field(default_factory=dict)  # ref → id
     hows: dict[str, str] = field(default_factory=dict)  # ref → how
     syncs: list[str] = field(default_factory=list)
+    purchases: dict[str, str] = field(default_factory=dict)  # order → id
     rivals: list[str] = field(default_factory=list)
 
     @property
     def accepted(self) -> list[str]:
-        return [*self.lives.values(), *self.syncs, *self.rivals]
+        return [*self.lives.values(), *self.syncs, *self.rivals, *self.purchases.values()]
 
     @property
     def users(self) -> list[int]:
@@ -48,6 +50,20 @@ class Load:
         self.lives[ref] = insist_on(self.owner, "probe/life", body)
         return ref
 
+    def buy(self, method: str = "pm_card_visa") -> str:
+        """Ask for a lamp, and give the order's name."""
+        order = uuid.uuid4().hex
+        body = {
+            "order_id": order,
+            "sku": SKU,
+            "quantity": 1,
+            "amount_minor": PRICE_MINOR,
+            "currency": "EUR",
+            "payment_method": method,
+        }
+        self.purchases[order] = insist_on(self.owner, "purchases", body)
+        return order
+
     def ref_of(self, how: str) -> str | None:
         return next((ref for ref in self.hows if self.hows[ref] == how), None)
 
@@ -55,6 +71,7 @@ class Load:
 def new_load(lab: Lab) -> Load:
     """Begin with two users who own something and look at it: their cache is warm."""
     load = Load(lab.new_user(), lab.new_user())
+    lab.stock(SKU, PLENTY)
     for user in (load.owner, load.rival):
         lab.set_items(user, 1, **SNAPSHOT)
         insist(user.inventory)
@@ -71,6 +88,7 @@ def offer(lab: Lab, when_stalled: Callable[[], object]) -> Load:
     load.rivals = [insist_on(load.rival, "inventory/sync", {}) for _ in range(2)]
     for how in ("work", "buy", "shy", "falter", "mend", "die"):
         load.live(how)
+    load.buy()
     load.syncs = [insist_on(load.owner, "inventory/sync", {})]
     return load
 

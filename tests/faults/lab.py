@@ -36,6 +36,8 @@ LAB = {
     "PUBLISH_PAUSE_SECONDS": "1",
     "ANSWER_MARGIN_SECONDS": "0.2",
     "LONGEST_LOOKUP_PAUSE_SECONDS": "2",
+    "STRIPE_CONNECT_SECONDS": "0.5",
+    "STRIPE_TIMEOUT_SECONDS": "1",
     "CANARY_PERIOD_SECONDS": "0",  # queues hold what a test has put there
     "WEB_THREADS": "16",
     # Counted and never reached: one user of a test does what many do.
@@ -47,6 +49,8 @@ LAB = {
     "EXTRA_WORKER_GROUPS": "probes",
     "WORKER_GROUP_PROBES": ",".join(PROBES),
 }
+
+PRICE_MINOR = 1_200
 
 Row = dict[str, Any]
 Value = TypeVar("Value")
@@ -100,6 +104,7 @@ class Lab:
         self.cable = cable
         self.effects = effects
         self.provider = stack.provider
+        self.gateway = stack.gateway
         self._users: list[User] = []
 
     @property
@@ -179,6 +184,18 @@ class Lab:
 
     def wait_effects(self, ref: str, count: int = 1) -> None:
         eventually(lambda: self.effects.count(ref) >= count, what=f"{count} effects of {ref}")
+
+    def stock(self, sku: str, count: int) -> None:
+        """Have so many of a product to sell, for PRICE_MINOR each."""
+        self.rows(
+            "INSERT INTO payments_product (sku, name, price_minor, currency, stock)"
+            " VALUES (%s, %s, %s, 'EUR', %s) ON CONFLICT (sku) DO UPDATE SET stock = excluded.stock"
+            " RETURNING id",
+            sku,
+            sku,
+            PRICE_MINOR,
+            count,
+        )
 
     def set_items(self, user: User, version: int, **items: int) -> None:
         """Say what the provider says of a user from now on."""
