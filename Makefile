@@ -71,7 +71,7 @@ bench: $(READY)  ## Compare what things cost with Django and Celery alone (ARGS=
 	@$(BIN)/python -m benchmarks.run $(ARGS)
 
 # One round of every fault, and fewer examples; the long runs are for who has changed what they try.
-ci: NEMESIS := --seconds 28
+ci: NEMESIS := --seconds 28 --purchases 60
 ci: EXAMPLES := 50
 ci: lint test-services test-services-rabbitmq crash nemesis fuzz-api test  ## All of it, as CI does
 

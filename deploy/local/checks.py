@@ -18,7 +18,7 @@ Arrow = tuple[str, str, str]  # from, to, reason
 
 
 def everything(stage: Stage) -> None:
-    """At the end, every promise is looked at once more."""
+    """Every promise of these is looked at once more."""
     _promised_is_final(stage)
     _one_operation_a_key(stage)
     _rows_are_the_snapshots(stage)

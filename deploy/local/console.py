@@ -66,6 +66,10 @@ class Console:
             self.accepted.append(Accepted(self.person.id, key, answer.id))
         return answer
 
+    def buy(self, key: str, body: dict[str, Any]) -> Answer:
+        """Ask for a purchase."""
+        return self._ask("POST", "/v1/purchases", json=body, headers={"Idempotency-Key": key})
+
     def sync_at_once(self, key: str, times: int) -> list[Answer]:
         """Send the same request many times at the same moment."""
         start = Barrier(times)

@@ -15,7 +15,7 @@ import psutil
 import psycopg
 import redis
 
-from deploy.local import checks, story, troubles
+from deploy.local import checks, shopping, story, troubles
 from deploy.local.binaries import ServerMissing
 from deploy.local.console import NoAnswer
 from deploy.local.ending import end_on_signals
@@ -44,7 +44,14 @@ STEPS: tuple[Step, ...] = (
     troubles.broker_flushed,
     troubles.cache_left_stale,
     checks.everything,
+    shopping.double_click,
+    shopping.gateway_drops,
+    shopping.killed_after_capture,
+    shopping.webhooks_late,
+    shopping.books_balanced,
 )
+PROCESSES = ("gateway", *USUAL)
+SETTINGS = {**troubles.SETTINGS, **shopping.SETTINGS}
 
 
 def main() -> int:
@@ -95,8 +102,8 @@ def _on_a_stack_of_its_own(directory: Path, telling: Telling) -> Broken | None:
     try:
         telling.say("servers", "PostgreSQL and Valkey …")
         with Servers(directory / "servers", durable=False) as servers:
-            telling.say("stack", f"database, {', '.join(USUAL)} …")
-            with Stack(directory, servers=servers, env=troubles.SETTINGS) as stack:
+            telling.say("stack", f"database, {', '.join(PROCESSES)} …")
+            with Stack(directory, servers=servers, processes=PROCESSES, env=SETTINGS) as stack:
                 telling.say("stack", "ready")
                 broken = play(stack, telling)
         return _look_that_all_ended(stack, telling) if broken is None else broken

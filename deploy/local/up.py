@@ -80,6 +80,7 @@ def _named() -> dict[str, str]:
 def _tell(stack: Stack) -> None:
     print(f"API       {stack.api_url}/v1/")
     print(f"provider  {stack.provider.base_url}")
+    print(f"gateway   {stack.gateway.base_url}")
     print(f"Flower    {stack.flower_url} ({stack.env['FLOWER_BASIC_AUTH']})")
     print(f"logs      {stack.directory}/log/")
     print(f"commands  . {_environment(stack)} && python manage.py deadletters groups")

@@ -10,6 +10,7 @@ from tests.nemesis.load import Load
 from tests.nemesis.report import Report
 
 SECONDS = 60.0
+PURCHASES = 500
 TO_START_AND_JUDGE_SECONDS = 120.0
 
 
@@ -17,6 +18,7 @@ def pytest_addoption(parser):
     """Take the options of `make nemesis`, which names this folder; without it the defaults hold."""
     group = parser.getgroup("nemesis")
     group.addoption("--seconds", type=float, default=SECONDS, help="how long faults happen (default 60)")
+    group.addoption("--purchases", type=int, default=PURCHASES, help="how many (default 500)")
     group.addoption(
         "--without",
         default="",
