@@ -14,7 +14,7 @@ from rest_framework import serializers
 from rest_framework.test import APIRequestFactory, force_authenticate
 
 from config import wsgi
-from operations import accept, keys
+from operations import accept, api, keys
 from operations.api import view_of
 from operations.authentication import RememberedTokenAuthentication
 from operations.jobs import Payload
@@ -374,6 +374,22 @@ class TestPostInTrouble:
 
         assert is_problem(response, 409, "request-in-progress")
         assert response["Retry-After"] == "1"
+        assert Operation.objects.count() == 1
+
+    def test_keeps_what_was_accepted_when_the_answer_fails(self, sync, monkeypatch, client):
+        """No request is one transaction: what rises after the acceptance takes nothing back."""
+
+        def fail(*arguments):
+            raise RuntimeError("after the acceptance")
+
+        client.raise_request_exception = False
+        monkeypatch.setattr(api, "_accepted", fail)
+        failed = sync()
+        monkeypatch.undo()
+        again = sync()
+
+        assert failed.status_code == 500
+        assert again["Idempotent-Replayed"] == "true"
         assert Operation.objects.count() == 1
 
     def test_says_that_the_database_is_away(self, sync, monkeypatch):

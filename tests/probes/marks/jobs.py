@@ -15,6 +15,7 @@ from tasks.retry import CallFailed
 from tests.probes.jobs import EFFECTS_URL, tell
 from tests.probes.marks import PAUSE_SECONDS
 
+FAILS_AT = 7
 EFFECT_SECONDS = 0.5  # after which nobody waits for an answer any more
 MARK = (
     "INSERT INTO probe_mark (ref, what, operation_id, run, resource, fence) VALUES (%s, %s, %s, %s, %s, %s)"
@@ -62,6 +63,20 @@ def shy(run: Any, ref: str, **times: float) -> None:
     run.step("reserved", mark, run=run, ref=ref, what="reserved")
     run.effect("held", send, request={"ref": ref}, look_up=look_up, timeout=EFFECT_SECONDS)
     raise Rejected("no", "it is not wanted after all")
+
+
+def post(run: Any, ref: str, **times: float) -> None:
+    """Do something outside that nobody can be asked about."""
+    run.effect("posted", send, request={"ref": ref}, timeout=EFFECT_SECONDS)
+
+
+def batch(run: Any, ref: str, **times: float) -> None:
+    """Do ten things outside, and fail at the seventh once."""
+    for item in range(1, 11):
+        if item == FAILS_AT and run.number == 1:
+            raise CallFailed("dependency_unavailable", "not at the first time")
+        request = {"ref": f"{ref}-{item}"}
+        run.effect(f"item_{item}", send, request=request, look_up=look_up, timeout=EFFECT_SECONDS)
 
 
 def release(run: Any, *, ref: str, **payload: Any) -> None:
@@ -144,7 +159,9 @@ def perish(run: Any, ref: str, **times: float) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-LIVES = {life.__name__: life for life in (work, plain, buy, shy, falter, mend, stall, die, perish)}
+LIVES = {
+    life.__name__: life for life in (work, plain, buy, shy, post, batch, falter, mend, stall, die, perish)
+}
 
 
 def live(run: Any, *, how: str, resource: str, **how_long: Any) -> None:
