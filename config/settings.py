@@ -152,6 +152,8 @@ MAX_LOOKUPS = (
     200  # runs of one operation that only ask what became of an effect; with their pauses, over a day
 )
 LONGEST_LOOKUP_PAUSE_SECONDS = env.float("LONGEST_LOOKUP_PAUSE_SECONDS", default=600.0)  # between two of them
+# What one person may settle alone, where nobody knows whether it was paid; in the currency's minor unit.
+SETTLE_ALONE_UP_TO_MINOR = env.int("SETTLE_ALONE_UP_TO_MINOR", default=50_000)
 # From a TERM to the end of a worker; what a run can't finish is handed back this margin before.
 GRACE_SECONDS = env.float("GRACE_SECONDS", default=25.0)
 GRACE_MARGIN_SECONDS = env.float("GRACE_MARGIN_SECONDS", default=5.0)

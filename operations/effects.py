@@ -211,6 +211,19 @@ LOOK_AGAIN = f"""
     RETURNING id"""  # noqa: S608
 
 
+# Of one that waits for a person nobody asks any more: it is marked, and the relay sends it round again.
+FOUND = """
+    UPDATE operations_effect AS e SET found_at = clock_timestamp()
+    FROM operations_operation AS o
+    WHERE e.operation_id = %(id)s AND e.certainty = 'maybe_sent' AND o.id = e.operation_id
+        AND o.status = 'failed_permanent' AND o.reason = 'outcome_unknown'
+    RETURNING e.operation_id"""
+
+
 def look_again(operation_id: UUID) -> bool:
-    """Have an operation look up its effects now, not later; no move. False: there is nothing to look up."""
-    return statements.row(LOOK_AGAIN, {"id": operation_id}) is not None
+    """Have an operation look up its effects now, not later; no move. False: there is nothing to look up.
+
+    Call it when the other side is known to know. One that is dead, because it did not, is sent round again.
+    """
+    values = {"id": operation_id}
+    return statements.row(LOOK_AGAIN, values) is not None or statements.row(FOUND, values) is not None

@@ -367,6 +367,8 @@ class Effect(models.Model):
     concluded_at = models.DateTimeField(null=True)
     concluded_by = models.CharField(max_length=150, blank=True, db_default="")
     replays = models.PositiveSmallIntegerField(db_default=0)  # of its operation, when it was sent first
+    # When a reconciler has seen that the provider knows what became of it; its operation is dead, and asks.
+    found_at = models.DateTimeField(null=True)
     proposed = models.JSONField(
         null=True
     )  # how a first person would settle it: {by, certainty, reference, reason}

@@ -11,7 +11,7 @@ from django.db.models.functions import Now
 
 from operations import effects, jobs, lifecycle, metrics, order
 from operations.crashpoints import crashpoint
-from operations.models import AuditEntry, Certainty, DeadLetter, Operation, Reason, Resolution, Status
+from operations.models import AuditEntry, Certainty, DeadLetter, Effect, Operation, Reason, Resolution, Status
 from operations.publish import publish
 
 log = logging.getLogger(__name__)
@@ -62,8 +62,12 @@ def preview_discard(letter: DeadLetter) -> Preview:
     return Preview(eligible=True, why="ends for good, undone: it can never be replayed")
 
 
-def replay(letter_id: int, *, actor: str, reason: str, request_id: str = "") -> Operation:
+def replay(
+    letter_id: int, *, actor: str, reason: str, request_id: str = "", because: str = Reason.REPLAYED
+) -> Operation:
     """Send the operation of a dead letter round again. Opens a transaction; publishes after it.
+
+    `because` is REPLAYED for a person's wish, RECONCILED when what became of its effect is known since.
 
     Raises:
         Refused: there is no reason, the letter is resolved, or another act was first.
@@ -79,10 +83,13 @@ def replay(letter_id: int, *, actor: str, reason: str, request_id: str = "") -> 
             deadline=job.deadline,
             actor=actor,
             why=reason,
+            reason=because,
         )
         if operation is None:
             raise Refused(_why_not(letter.operation))
-        _audit(letter, operation, action="replay", actor=actor, reason=reason, request_id=request_id)
+        Effect.objects.filter(operation=operation).update(found_at=None)
+        action = "replay" if because == Reason.REPLAYED else "reconcile"
+        _audit(letter, operation, action=action, actor=actor, reason=reason, request_id=request_id)
         Operation.objects.filter(id=operation.id).update(published_at=Now())
         # See Note [Robust callbacks have names].
         crashpoint("replay.before_commit")

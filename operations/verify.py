@@ -4,9 +4,12 @@ What SQL can't see is said, not skipped in silence. The checks mean most when no
 """
 
 from collections.abc import Iterable, Sequence
+from importlib import import_module
 from typing import Any, NamedTuple
 
+from django.apps import apps
 from django.conf import settings
+from django.utils.module_loading import module_has_submodule
 
 from operations import deadlines, jobs, statements
 from operations.deadlines import EFFECTIVE
@@ -17,7 +20,7 @@ MOST_SHOWN = 20  # rows of one violation that are listed
 CLOCK_SLACK_SECONDS = 0.05  # between a due time in the row and the transition that tells of it
 
 NOT_BY_SQL = {
-    "I6": "the ledger is compared with the gateway by the reconciler",
+    "I6": "whether the ledger equals the gateway is asked by `manage.py reconcile balance`",
     "I9": "how old a cached value was when it was served is not stored; work owed to the cache is checked",
     "I10": "a property of the others: empty the broker and the store, then check again",
     "I11": "exit codes are not stored; an interruption that cost an attempt is checked under I7",
@@ -226,10 +229,20 @@ CHECKS = (
 )
 
 
+def every_check() -> list[Check]:
+    """Give the checks of operations, and those that apps name in a module `invariants`."""
+    modules = [
+        import_module(f"{app.name}.invariants")
+        for app in apps.get_app_configs()
+        if app.module is not None and module_has_submodule(app.module, "invariants")
+    ]
+    return [*CHECKS, *(Check(*check) for module in modules for check in module.CHECKS)]
+
+
 def violations(accepted: Iterable[str] = ()) -> list[Violation]:
     """Give what breaks an invariant; `accepted` are ids that were answered with 202, which must exist."""
     values = _values()
-    found = [(check, statements.rows(HISTORY + check.sql, values)) for check in CHECKS]
+    found = [(check, statements.rows(HISTORY + check.sql, values)) for check in every_check()]
     broken = [Violation(check.invariant, check.what, _named(rows)) for check, rows in found if rows]
     return broken + _missing(accepted)
 

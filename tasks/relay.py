@@ -23,7 +23,7 @@ from operations.lifecycle import LEASE_OUT
 from operations.models import Category, DeadLetter, Operation, Reason, Status, Transition
 from operations.order import NOT_BLOCKED
 from operations.publish import DEAD_LETTER, BrokerAway, ask_for_report, publish, publisher
-from tasks import after_commit, canary, epoch, evidence, gauges, look, releases, skew
+from tasks import after_commit, canary, epoch, evidence, gauges, look, reconciled, releases, skew
 from tasks.after_commit import Owed
 from tasks.backlog import MARK
 from tasks.retry import jittered
@@ -154,6 +154,7 @@ DUTIES = (
     take_back,
     end_overdue,
     repeat_after_commit,
+    reconciled.send_round,
     skew.set_aside_unknown,
     skew.release_known,
     releases.probe,

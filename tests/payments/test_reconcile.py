@@ -7,9 +7,11 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.utils import timezone
 
-from operations.models import Effect, Operation
+from operations.models import AuditEntry, Effect, Operation
 from payments import drifts, ledger, reconcile
 from payments.models import Drift, Order, Payment, Product, Reconciliation
+from tasks import reconciled
+from tests.factories import history
 from tests.payments.buying import PRICE, ends, go_on, once
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -218,3 +220,25 @@ class TestBetween:
         found = drifts.between(charge, {"status": theirs, "amount_minor": 1, "currency": "EUR"})
 
         assert found == kind
+
+
+class TestDeadLetter:
+    def test_goes_round_again_when_the_gateway_knows(self, buy, gateway):
+        """The line was dead for longer than the gateway keeps keys, and the money had been taken."""
+        gateway.fail(on="capture", drop=True)
+        purchase = once(buy())
+        Effect.objects.filter(step="capture").update(window_ends_at=purchase.created_at)
+        gateway.fail(on="retrieve", stage="limiter", status=503)
+        purchase = once(purchase)
+        assert ends(purchase) == ("failed_permanent", "outcome_unknown")
+        assert reconciled.send_round() == 0
+
+        assert reconcile.sweep()["woken"] == 1
+        assert reconciled.send_round() == 1
+        purchase = go_on(purchase)
+
+        assert purchase.status == "succeeded"
+        assert ("failed_permanent", "queued", "reconciled") in history(purchase)
+        assert AuditEntry.objects.get().action == "reconcile"
+        assert ledger.balance() == {"EUR": PRICE}
+        assert reconciled.send_round() == 0
