@@ -14,8 +14,9 @@ test-services: export TEST_DATABASE_URL ?= postgresql://postgres@127.0.0.1:5432/
 test-services: export TEST_REDIS_URL ?= redis://127.0.0.1:6379
 # For `make test-services-rabbitmq`: likewise; PostgreSQL and Valkey are the suite's own there.
 test-services-rabbitmq: export TEST_BROKER_URL ?= amqp://guest:guest@127.0.0.1:5672//
-# Most of a test of processes is waiting. Each half has servers of its own, or a database and a prefix of its own.
+# Most of a test of processes is waiting. Each part has servers of its own, or a database and a prefix of its own.
 TWO_FILES := --numprocesses 2 --dist loadfile
+THREE_FILES := --numprocesses 3 --dist loadfile
 PYTEST_ON_ITS_OWN := env -u TEST_DATABASE_URL -u TEST_REDIS_URL -u TEST_BROKER_URL $(BIN)/pytest
 
 # For `make fuzz-api`: an operation. CI has time for few.
@@ -38,7 +39,7 @@ up: $(READY)  ## Run the whole stack until Ctrl-C
 	@$(BIN)/python -m deploy.local.up $(ARGS)
 
 test: $(READY)  ## Run the tests, on servers of their own (ARGS="-k name")
-	@$(PYTEST_ON_ITS_OWN) $(TWO_FILES) -m "not crash and not nemesis and not fuzz" $(ARGS)
+	@$(PYTEST_ON_ITS_OWN) $(THREE_FILES) -m "not crash and not nemesis and not fuzz" $(ARGS)
 
 fix: $(READY)  ## Format, and repair what ruff can
 	@$(BIN)/ruff format . && $(BIN)/ruff check --fix .

@@ -9,8 +9,8 @@ from django.conf import settings
 from django.db import OperationalError, transaction
 from psycopg.errors import LockNotAvailable
 
-from operations import holds, jobs, lifecycle, metrics, secrecy, statements
-from operations.certainty import WEB_PAUSES, certain
+from operations import holds, jobs, lifecycle, metrics, recent, secrecy, statements
+from operations.certainty import WEB_PAUSES, afresh, certain
 from operations.crashpoints import crashpoint
 from operations.jobs import Job
 from operations.keys import LIVES_BY_CONTRACT, fingerprint, key_hash
@@ -88,6 +88,7 @@ def accept(request: Request) -> Accepted:
     found = _insert(request)
     if found is None:
         return _repeat_or_refuse(request)
+    recent.note(request.owner_id, request.job.name, request.key)
     if found.request_hash is not None:
         return _repeated(request, found)
     _announce(found.operation)
@@ -134,6 +135,17 @@ def follow_up(parent: Operation, job_type: str, payload: dict[str, Any]) -> None
         _repeated(request, found)
     else:
         _announce(found.operation)
+
+
+def expected_repeat(request: Request) -> Accepted | None:
+    """Give the operation that this request made before, if this process has seen it accepted just now.
+
+    Raises:
+        KeyReused: the key was used for another request.
+    """
+    if not recent.has(request.owner_id, request.job.name, request.key):
+        return None
+    return afresh(lambda: find_repeat(request))
 
 
 def find_repeat(request: Request) -> Accepted | None:

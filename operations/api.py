@@ -60,6 +60,9 @@ class JobView(APIView):
         if not isinstance(body, dict):
             raise ParseError("the body is a JSON object")
         asked = self._read(request, key, body)
+        expected = accept.expected_repeat(asked)
+        if expected is not None:
+            return _accepted(expected, key)
         try:
             asked = asked._replace(values=self._checked(asked.owner_id, body))
         except (ValidationError, admission.TooManyOpen, admission.Overloaded):

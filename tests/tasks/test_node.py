@@ -104,13 +104,8 @@ class TestProcesses:
                 return database.execute(CONNECTIONS).fetchone()[0]
 
             nodes = eventually(lambda: len(now := seen()) == 2 and now, what="a worker and a relay")
-            assert nodes["worker"][:4] == [
-                RELEASE,
-                ["inventory.sync"],
-                ["dead_letter", "inventory.sync"],
-                2,
-            ]
-            assert nodes["relay"][:4] == [RELEASE, ["inventory.sync"], [], 0]
+            assert nodes["worker"][:4] == [RELEASE, JOBS, sorted([*JOBS, "dead_letter"]), 2]
+            assert nodes["relay"][:4] == [RELEASE, JOBS, [], 0]
             assert nodes["worker"][4].endswith(f"/{stack.worker.pid}")
 
             stack.worker.kill(signal.SIGKILL, whom="children")
