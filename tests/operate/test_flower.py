@@ -14,11 +14,12 @@ from flower.urls import handlers
 from tornado.web import URLSpec
 
 from deploy.local import procfile
-from tests.faults.lab import eventually
+from tests.faults.lab import PRICE_MINOR, eventually
 
 pytestmark = [pytest.mark.process, pytest.mark.embedded]
 
 SECRET = "S3CR3T-XYZ"
+TOKEN, CARD = "pm_canary_5f1c", "4242424242424242"
 LOOPBACK = {"127.0.0.1", "::1"}
 # Open on purpose: figures by task and worker, "OK", style sheets, and pages that say nothing.
 OPEN = {"/metrics", "/healthcheck", "/static/any", "/login/?", "/logout", ".*"}
@@ -34,7 +35,7 @@ CONTENT = {
 @pytest.fixture(scope="module")
 def lab(new_lab, sentry):
     env = {"SENTRY_DSN": sentry.dsn, "FLOWER_UNAUTHENTICATED_API": "true"}  # somebody's mistake
-    return new_lab("web", "worker-inventory", "relay", "flower", env=env)
+    return new_lab("gateway", "web", "worker-inventory", "relay", "flower", env=env)
 
 
 @pytest.fixture(scope="module")
@@ -142,6 +143,55 @@ class TestSecret:
         assert (task["name"], task["args"], task["kwargs"]) == ("probe.fail", f"('{id}',)", "{}")
         assert [place for place, text in places.items() if SECRET in text] == []
         assert [place for place, text in places.items() if "probe.fail" not in text] == []  # all were seen
+
+    def test_of_a_card_is_shown_nowhere(self, lab, operator, sentry):
+        """The gateway's token stands where it is needed to go on, and a card's number nowhere at all."""
+        lab.stock("lamp", 10)
+        user = lab.new_user()
+        body = {
+            "order_id": "of-a-card",
+            "sku": "lamp",
+            "quantity": 1,
+            "amount_minor": PRICE_MINOR,
+            "currency": "EUR",
+            "payment_method": TOKEN,
+        }
+
+        with listening(lab.stack.servers.redis_url) as passed:
+            refused = user.post("purchases", {**body, "payment_method": CARD})
+            noted = user.post("purchases", {**body, "order_id": CARD})
+            id = user.ask("purchases", body)
+            operation = lab.wait_final(id)
+            task = eventually(lambda: task_of(operator, id), what="the task in Flower")
+
+        places = {
+            "what passed through the broker": "\n".join(passed),
+            "what the broker holds": held(lab),
+            "Flower": shown(operator, task),
+            "the logs": logged(lab),
+            "the metrics": metrics(lab),
+            "Sentry": "\n".join(sentry.envelopes),
+            "the lists of dead letters": listed(lab),
+        }
+        assert operation["status"] == "succeeded"
+        assert [refused.status_code, noted.status_code] == [400, 400]
+        assert [place for place, text in places.items() if TOKEN in text or CARD in text] == []
+        assert [column for column, text in stored(lab) if CARD in text] == []
+        assert {column for column, text in stored(lab) if TOKEN in text} == {
+            "operations_operationdata.payload",
+            "operations_effect.request",
+        }
+
+
+def stored(lab):
+    """Give every column of the database that holds text, with what is in it."""
+    columns = lab.rows("""
+        SELECT table_name, column_name FROM information_schema.columns
+        WHERE table_schema = 'public' AND data_type IN ('text', 'character varying', 'jsonb', 'json')""")
+    for column in columns:
+        table, name = column["table_name"], column["column_name"]
+        rows = lab.rows(f'SELECT string_agg("{name}"::text, chr(10)) AS text FROM "{table}"')
+        yield f"{table}.{name}", rows[0]["text"] or ""
 
 
 def routes():
