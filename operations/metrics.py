@@ -116,6 +116,18 @@ DEAD_LETTERS_OLDEST = Gauge(
     multiprocess_mode="mostrecent",
 )
 
+OUTCOME_UNKNOWN = Gauge(
+    "ops_outcome_unknown_operations",
+    "Operations with an effect that may have been sent, and nobody knows.",
+    ["dependency"],
+    multiprocess_mode="mostrecent",
+)
+OUTCOME_UNKNOWN_OLDEST = Gauge(
+    "ops_outcome_unknown_oldest_timestamp_seconds",
+    "When the oldest of them was sent first; now, if there is none.",
+    ["dependency"],
+    multiprocess_mode="mostrecent",
+)
 BREAKER_STATE = Gauge(
     "ops_breaker_state",
     "1 for the state that a dependency's breaker is in, 0 for the others.",

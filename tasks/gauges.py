@@ -39,6 +39,10 @@ COUNT_DEAD_LETTERS = """
     SELECT job_type, reason, count(*), extract(epoch FROM min(created_at))::float8
     FROM operations_deadletter WHERE resolution = 'waiting' AND NOT expected
     GROUP BY job_type, reason"""
+COUNT_UNKNOWN = """
+    SELECT o.job_type, '', count(DISTINCT o.id)::int, extract(epoch FROM min(e.first_sent_at))::float8
+    FROM operations_effect AS e JOIN operations_operation AS o ON o.id = e.operation_id
+    WHERE e.certainty = 'maybe_sent' GROUP BY o.job_type"""
 
 _due_at = 0.0  # on this process's monotonic clock
 
@@ -62,7 +66,7 @@ def sample() -> int:
         return 0
     _due_at = time.monotonic() + PERIOD_SECONDS
     try:
-        work, dead_letters = _count()
+        work, dead_letters, unknown = _count()
     except OperationalError as error:
         if not isinstance(error.__cause__, QueryCanceled):
             raise
@@ -70,15 +74,16 @@ def sample() -> int:
         return 0
     _show_work(work)
     _show_dead_letters(dead_letters)
+    _show_unknown(unknown)
     _show_breakers()
     return 0
 
 
-def _count() -> tuple[list[Counted], list[Counted]]:
+def _count() -> tuple[list[Counted], list[Counted], list[Counted]]:
     with transaction.atomic():
         with connection.cursor() as cursor:
             cursor.execute("SELECT set_config('statement_timeout', %s, true)", [f"{BOUND_SECONDS}s"])
-        return _counted(COUNT_WORK), _counted(COUNT_DEAD_LETTERS)
+        return _counted(COUNT_WORK), _counted(COUNT_DEAD_LETTERS), _counted(COUNT_UNKNOWN)
 
 
 def _counted(sql: str) -> list[Counted]:
@@ -99,6 +104,18 @@ def _show_dead_letters(counted: Iterable[Counted]) -> None:
         metrics.DEAD_LETTERS.labels(job_type, reason).set(depths[job_type, reason])
     for job_type in _names():
         metrics.DEAD_LETTERS_OLDEST.labels(job_type).set(oldest.get(job_type, time.time()))
+
+
+def _show_unknown(counted: Iterable[Counted]) -> None:
+    """Show what nobody knows, by the dependency that was asked."""
+    asked = {job.name: job.dependency or UNKNOWN for job in jobs.every()}
+    numbers, oldest = _by_label([each._replace(kind="") for each in counted])
+    for dependency in {*asked.values(), UNKNOWN}:
+        names = [name for name in _names() if asked.get(name, UNKNOWN) == dependency]
+        number = sum(numbers[name, ""] for name in names)
+        since = min((oldest[name] for name in names if name in oldest), default=time.time())
+        metrics.OUTCOME_UNKNOWN.labels(dependency).set(number)
+        metrics.OUTCOME_UNKNOWN_OLDEST.labels(dependency).set(since)
 
 
 def _show_breakers() -> None:

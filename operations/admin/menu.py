@@ -23,6 +23,7 @@ MENU = {
     ),
     "Records": (
         ("Transitions", "timeline", "operations_transition_changelist", "operations.view_transition"),
+        ("Effects", "outbound", "operations_effect_changelist", "operations.view_effect"),
         ("Keys", "key", "operations_idempotencyrecord_changelist", "operations.view_idempotencyrecord"),
         ("Fences", "fence", "operations_resourcefence_changelist", "operations.view_resourcefence"),
         ("Holds", "hourglass", "operations_hold_changelist", "operations.view_hold"),

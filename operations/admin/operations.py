@@ -152,6 +152,8 @@ def _page(operation: Operation, request: HttpRequest) -> dict[str, Any]:
             moves=reversed(moves),
             letters=letters if see_letters else (),
             acts=acts if see_acts else (),
+            effects=operation.effects.defer("request", "result").order_by("id"),
+            evidence=operation.evidence.defer("content").order_by("id"),
         ),
         "fence": ResourceFence.objects.filter(resource=operation.resource).first()
         if operation.resource

@@ -6,7 +6,10 @@ from datetime import datetime, timedelta
 
 from operations.models import (
     AuditEntry,
+    Certainty,
     DeadLetter,
+    Effect,
+    EffectEvidence,
     IdempotencyRecord,
     Operation,
     Reason,
@@ -40,6 +43,8 @@ def story(
     moves: Iterable[Transition],
     letters: Iterable[DeadLetter],
     acts: Iterable[AuditEntry],
+    effects: Iterable[Effect] = (),
+    evidence: Iterable[EffectEvidence] = (),
 ) -> list[Event]:
     """Give every event in order, each with the time since the one before."""
     moves = list(moves)
@@ -48,6 +53,8 @@ def story(
         *(_of_move(move, operation) for move in moves if move.from_status),
         *(event for letter in letters for event in _of_letter(letter, moves)),
         *(_of_act(act) for act in acts),
+        *(event for effect in effects for event in _of_effect(effect)),
+        *(_of_evidence(each) for each in evidence),
     ]
     return list(_with_gaps(sorted(events, key=lambda event: event.at)))
 
@@ -100,6 +107,7 @@ def _title(move: Transition, max_attempts: int) -> str:
 
 TITLES: dict[str, str] = {
     Reason.REPLAYED: "Sent round again",
+    Reason.RECONCILED: "Sent round again: what became of it is known",
     Reason.INTERRUPTED: "Interrupted and handed back",
     Reason.DISCARDED: "Discarded",
     Reason.CANCELLED: "Cancelled",
@@ -114,6 +122,8 @@ ENDS: dict[str, str] = {
 def _title_of_wait(move: Transition) -> str:
     if move.from_status != Status.PROCESSING:
         return "Put off, no attempt spent"
+    if move.reason == Reason.OUTCOME_UNKNOWN:
+        return f"Run {move.run} does not know what became of what it sent; to be looked up"
     if move.reason == Reason.WORKER_LOST:
         return f"The worker of run {move.run} was lost"
     return f"Attempt {move.attempt} failed, to be tried again"
@@ -148,6 +158,37 @@ def _of_letter(letter: DeadLetter, moves: Iterable[Transition]) -> Iterator[Even
             tone="green" if letter.resolution == Resolution.REPLAYED_OK else "grey",
             letter_id=letter.id,
         )
+
+
+def _of_effect(effect: Effect) -> Iterator[Event]:
+    """Tell what was sent, what became of it, and that it was undone; not what it says."""
+    name = f"{effect.step}, generation {effect.generation}" if effect.generation > 1 else effect.step
+    if effect.kind == "local":
+        yield Event(at=effect.created_at, title=f"Step {name} is done", tone="green")
+    if effect.first_sent_at is not None:
+        facts = (("key", effect.key), ("run", str(effect.run)))
+        yield Event(at=effect.first_sent_at, title=f"About to send: {name}", tone="violet", facts=facts)
+    if effect.concluded_at is not None:
+        yield Event(
+            at=effect.concluded_at,
+            title=f"{effect.get_certainty_display()}: {name}",
+            tone=EFFECT_TONES.get(effect.certainty, "grey"),
+            who=effect.concluded_by,
+            text=str((effect.error or {}).get("message", "")),
+        )
+    if effect.undone_at is not None:
+        yield Event(at=effect.undone_at, title=f"Undone: {name}")
+
+
+EFFECT_TONES: dict[str, str] = {Certainty.CONFIRMED: "green", Certainty.REFUSED: "red"}
+
+
+def _of_evidence(evidence: EffectEvidence) -> Event:
+    return Event(
+        at=evidence.at,
+        title=f"Learned too late by run {evidence.run}: {evidence.step} is {evidence.certainty}",
+        tone="amber",
+    )
 
 
 def _of_act(act: AuditEntry) -> Event:

@@ -6,7 +6,7 @@ import time
 import pytest
 from prometheus_client import REGISTRY
 
-from operations.models import DeadLetter, Resolution, Status
+from operations.models import DeadLetter, Effect, Resolution, Status
 from tasks import gauges
 from tests.factories import HOUR, earlier, make_dead_letter, make_job, make_operation
 
@@ -125,3 +125,32 @@ class TestSample:
             assert gauges.sample() == 0
 
         assert [record.message for record in caplog.records] == ["gauges.not_sampled"]
+
+
+class TestUnknown:
+    def test_outcomes_are_counted_by_dependency(self):
+        operation = make_operation()
+        Effect.objects.create(
+            operation=operation,
+            step="charge",
+            kind="outside",
+            certainty="maybe_sent",
+            key="k",
+            request={},
+            run=1,
+            first_sent_at="2026-01-01T00:00:00Z",
+            sent_at="2026-01-02T00:00:00Z",
+        )
+
+        gauges.sample()
+
+        provider, other = "inventory-provider", "payments-gateway"
+        assert gauge("ops_outcome_unknown_operations", dependency=provider) == 1
+        assert gauge("ops_outcome_unknown_operations", dependency=other) == 0
+        # date -d 2026-01-01Z
+        assert gauge("ops_outcome_unknown_oldest_timestamp_seconds", dependency=provider) == 1_767_225_600
+
+    def test_outcomes_that_are_known_are_gone(self):
+        gauges.sample()
+
+        assert gauge("ops_outcome_unknown_operations", dependency="inventory-provider") == 0
