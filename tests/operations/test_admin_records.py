@@ -5,7 +5,8 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
-from operations.models import BadMessage, WorkerNode
+from operations.models import BadMessage, Effect, EffectEvidence, WorkerNode
+from tests.factories import make_operation
 from tests.operations.people import browser
 from tests.operations.test_admin import SCRIPT, list_of, page_of, seen, text_of
 
@@ -60,3 +61,41 @@ class TestBadMessages:
         assert "hello" not in text_of(listed)
         assert "hello" in seen(page)
         assert SCRIPT not in text_of(page)
+
+
+class TestEffects:
+    @pytest.fixture
+    def effect(self):
+        operation = make_operation(status="retry_scheduled", reason="outcome_unknown", step="charge")
+        return Effect.objects.create(
+            operation=operation,
+            step="charge",
+            kind="outside",
+            certainty="maybe_sent",
+            key=f"{operation.id}:charge:g1",
+            request={"payment_method": "pm_secret"},
+            amount_minor=1_200,
+            run=1,
+            first_sent_at=timezone.now(),
+            sent_at=timezone.now(),
+        )
+
+    def test_show_what_is_known_and_not_what_was_sent(self, effect):
+        person = browser("view_effect")
+
+        listed, page = person.get(list_of(Effect)), person.get(page_of(effect))
+
+        assert "charge" in seen(listed)
+        assert "pm_secret" not in text_of(listed) + text_of(page)
+        assert effect.key in text_of(page)
+
+    def test_are_told_in_the_story_of_their_operation(self, effect):
+        EffectEvidence.objects.create(
+            operation=effect.operation, step="charge", generation=1, run=1, certainty="confirmed"
+        )
+
+        page = seen(browser("view_operation").get(page_of(effect.operation)))
+
+        assert "About to send: charge" in page
+        assert "Learned too late by run 1: charge is confirmed" in page
+        assert "pm_secret" not in page
