@@ -53,6 +53,8 @@ PURGE_OPERATIONS = """
         DELETE FROM operations_operationdata AS d USING ended WHERE d.operation_id = ended.id
     ), effects AS (
         DELETE FROM operations_effect AS e USING ended WHERE e.operation_id = ended.id
+    ), evidence AS (
+        DELETE FROM operations_effectevidence AS e USING ended WHERE e.operation_id = ended.id
     ), letters AS (
         DELETE FROM operations_deadletter AS d USING ended WHERE d.operation_id = ended.id
     ), history AS (

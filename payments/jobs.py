@@ -61,6 +61,7 @@ def buy(
             "asked_at": int(time.time()),
         },
         look_up=gateway.find_intent,
+        resend=True,  # an intent moves no money, and to find it is to read a list
         **_terms(amount_minor),
     )
     run.step("intent_noted", orders.note_intent, operation_id=operation_id, gateway_id=intent["id"])

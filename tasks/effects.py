@@ -32,6 +32,7 @@ class Ask(NamedTuple):
     request: Any
     look_up: LookUp | None
     repeats: bool  # without a look-up it is sent again, and does no harm if it is done twice
+    resends: bool  # while the key lasts it is sent again rather than looked up, if an attempt is left
     window: timedelta
     timeout_seconds: float
     amount_minor: int | None
@@ -64,7 +65,7 @@ class Effects:
         generation = self._next_generation(ask.step, latest)
         if latest is None or generation > latest.generation:
             return self._send(ask, generation=generation)
-        if latest.certainty == Certainty.MAYBE_SENT and not (ask.look_up is None and ask.repeats):
+        if latest.certainty == Certainty.MAYBE_SENT and not self._goes_again(ask, latest):
             latest = self._resolve(latest, ask.look_up)
         match latest.certainty:
             case Certainty.CONFIRMED:
@@ -111,6 +112,13 @@ class Effects:
         self._conclude(Conclusion(intent.step, generation, Certainty.CONFIRMED, answer))
         crashpoint("effect.concluded")
         return answer
+
+    def _goes_again(self, ask: Ask, latest: Known) -> bool:
+        """Say whether what may have been sent is simply sent again: under its key that is harmless."""
+        operation = self._claim.operation
+        if ask.look_up is None:
+            return ask.repeats
+        return ask.resends and latest.in_window and operation.attempt < operation.max_attempts
 
     def _resolve(self, known: Known, look_up: LookUp | None) -> Known:
         """Find out what became of what may have been sent, or raise: not known yet, or never will be."""

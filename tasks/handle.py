@@ -141,6 +141,7 @@ class Run:
         request: Any,
         look_up: LookUp | None = None,
         without_look_up: str = "park",
+        resend: bool = False,
         window: timedelta = timedelta(hours=23),
         timeout: float = 15.0,
         amount_minor: int | None = None,
@@ -158,6 +159,8 @@ class Run:
             look_up: look_up(key, request) -> the answer that `send` would have had; None if it was surely
                 not done. What it raises is taken as from `send`, but that it failed proves nothing.
             without_look_up: "park" (a person settles what is unknown) or "repeat" (twice harms nobody).
+            resend: While the other side knows the key, send again before looking up: where doing it moves
+                nothing, and a look-up is dear. That counts as an attempt.
             window: For how long after the first send the other side knows the key.
             timeout: Seconds after which `send` has given up by itself.
             amount_minor: What is at stake, where it is money: large ones two persons settle.
@@ -174,6 +177,7 @@ class Run:
                 request=request,
                 look_up=look_up,
                 repeats=without_look_up == "repeat",
+                resends=resend,
                 window=window,
                 timeout_seconds=timeout,
                 amount_minor=amount_minor,

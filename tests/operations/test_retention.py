@@ -12,6 +12,7 @@ from operations.models import (
     AuditEntry,
     DeadLetter,
     Effect,
+    EffectEvidence,
     IdempotencyRecord,
     Operation,
     OperationData,
@@ -98,6 +99,7 @@ class TestPurgeOperations:
         operation = make_old(status)
         make_dead_letter(operation, resolution="replayed_ok", resolved_at=timezone.now())
         Effect.objects.create(operation=operation, step="reserved", run=1)
+        EffectEvidence.objects.create(operation=operation, step="x", generation=1, run=1, certainty="refused")
         Transition.objects.create(operation=operation, to_status=status, run=1, attempt=1, at=timezone.now())
         AuditEntry.objects.create(
             actor="ayu", action="replay", target=f"operation:{operation.id}", reason="x"
@@ -105,7 +107,7 @@ class TestPurgeOperations:
 
         assert retention.purge_operations() == 1
 
-        gone = (Operation, OperationData, DeadLetter, Effect, Transition)
+        gone = (Operation, OperationData, DeadLetter, Effect, EffectEvidence, Transition)
         assert [model.objects.count() for model in gone] == [0] * len(gone)
         assert AuditEntry.objects.count() == 1
 

@@ -176,7 +176,8 @@ class TestLostAnswer:
 
         assert operation.status == "succeeded"
         assert charged(gateway, operation) == ["created", "authorised", "captured"]
-        assert (operation.attempt, operation.lookups) == (1, 1)
+        # An intent moves no money: it is sent again under its key, and that is an attempt.
+        assert (operation.attempt, operation.lookups) == (2 if on == "create" else 1, 1)
         assert ledger.balance() == {"EUR": PRICE}
         assert violations() == []
 
@@ -184,6 +185,17 @@ class TestLostAnswer:
     def test_of_what_was_not_done_is_sent_again_under_the_same_key(self, buy, gateway, on):
         gateway.fail(on=on, stage="limiter", status=502)
         operation = go_on(buy())
+
+        assert operation.status == "succeeded"
+        assert charged(gateway, operation) == ["created", "authorised", "captured"]
+
+    def test_of_an_intent_is_looked_up_when_its_key_may_be_forgotten(self, buy, gateway):
+        gateway.fail(on="create", drop=True)
+        operation = once(buy())
+        Effect.objects.filter(step="intent").update(window_ends_at=operation.created_at)
+        gateway.forget_keys()
+
+        operation = go_on(operation)
 
         assert operation.status == "succeeded"
         assert charged(gateway, operation) == ["created", "authorised", "captured"]

@@ -331,6 +331,29 @@ class TestUnknownOutcome:
         assert len(provider.sent) == 1
 
 
+class TestResend:
+    def test_goes_before_the_look_up_while_the_key_lasts(self, provider):
+        charging = Charging(provider, effect={"resend": True})
+        provider.script = [("after", lost())]
+        operation = charging.work(charging.operation())
+
+        operation = charging.work(operation)
+
+        assert operation.status == "succeeded"
+        assert (provider.sent, provider.looked_up) == ([f"{operation.id}:charge:g1"] * 2, [])
+        assert (operation.attempt, operation.lookups) == (2, 1)
+
+    def test_is_not_made_without_an_attempt_or_after_the_window(self, provider):
+        charging = Charging(provider, effect={"resend": True}, retry=Backoff())
+        provider.script = [("after", lost())]
+        operation = charging.work(charging.operation())
+
+        operation = charging.work(operation)
+
+        assert operation.status == "succeeded"
+        assert (len(provider.sent), len(provider.looked_up)) == (1, 1)
+
+
 class TestNotSent:
     def test_is_tried_again_as_any_failure(self, charging, provider):
         provider.script = [("before", lost("not_sent", "dependency_unavailable"))]
