@@ -27,7 +27,20 @@ STATIC_URL = "static/"
 STATIC_ROOT = env("STATIC_ROOT", default=None)  # for collectstatic; without it whitenoise asks the apps
 WHITENOISE_USE_FINDERS = STATIC_ROOT is None
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
-SILENCED_SYSTEM_CHECKS: list[str] = []
+SILENCED_SYSTEM_CHECKS = [
+    "security.W003",  # config.pages.Csrf is Django's, for every page but the API's, which has no cookies
+    # Whether other names of the domain are HTTPS only, and for ever, is not this service's to say.
+    "security.W005",
+    "security.W021",
+]
+
+# --- Production: HTTPS=true, behind a proxy that ends TLS, sets X-Forwarded-Proto, and drops a client's -----
+HTTPS = env.bool("HTTPS", default=False)
+SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https") if HTTPS else None
+SECURE_SSL_REDIRECT = HTTPS
+SECURE_REDIRECT_EXEMPT = [r"^health/"]  # who watches the process asks it directly
+SECURE_HSTS_SECONDS = env.int("HSTS_SECONDS", default=31_536_000) if HTTPS else 0
+SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = HTTPS
 
 INSTALLED_APPS = [
     "unfold",  # before the admin, whose templates it replaces

@@ -18,7 +18,7 @@ from tests.threads import aside, meanwhile, others_wait, together, until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-CROWD = 30
+CROWD = 50
 SYNC = "/v1/inventory/sync"
 
 
@@ -27,7 +27,7 @@ def post(client, key="k-1"):
 
 
 class TestAccept:
-    def test_makes_one_operation_of_thirty_equal_requests(self, api, broker):
+    def test_makes_one_operation_of_fifty_equal_requests(self, api, broker):
         answers = together(*[lambda: post(api)] * CROWD)
 
         assert Counter(answer.status_code for answer in answers) == {202: CROWD}
