@@ -1,12 +1,17 @@
 """Requests that are held before their commit, fail there, or meet others like them, on the real web."""
 
+import json
+import socket
+import struct
 import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
 
+from tests.faults.lab import eventually
 from tests.faults.scenarios import answer_equal_requests_with_one_operation, at_once, hold_first
 
 pytestmark = [pytest.mark.process, pytest.mark.embedded]
@@ -185,3 +190,60 @@ def assert_only_first_has_an_effect(lab, first, refs):
     assert first.status_code == 202
     assert lab.wait_final(first.json()["operation_id"])["status"] == "succeeded"
     assert [lab.effects.count(ref) for ref in refs] == [1, 0, 0, 0, 0, 0]
+
+
+class TestClientThatGoesAway:
+    """C13's kind: the connection ends before the client has heard anything."""
+
+    @pytest.fixture
+    def send(self, lab):
+        """Give a function that sends a request, or the beginning of one, and breaks the connection."""
+        user, key, ref = lab.new_user(), uuid.uuid4().hex, uuid.uuid4().hex
+        body = json.dumps({"ref": ref}).encode()
+        url = urlsplit(lab.stack.api_url)
+        head = (
+            f"POST /v1/probe/effect HTTP/1.1\r\nHost: {url.netloc}\r\nContent-Type: application/json\r\n"
+            f"Authorization: {user.client.headers['Authorization']}\r\n"
+            f"Idempotency-Key: {key}\r\nContent-Length: {len(body)}\r\n\r\n"
+        ).encode()
+
+        def send(share):
+            whole = head + body
+            with socket.create_connection((url.hostname, url.port), timeout=5) as line:
+                line.sendall(whole[: int(len(whole) * share)])
+                time.sleep(0.1)
+                line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+        def again():
+            return user.post("probe/effect", {"ref": ref}, key=key)
+
+        def made():
+            return [
+                str(row["id"])
+                for row in lab.rows("SELECT id FROM operations_operation WHERE idempotency_key = %s", key)
+            ]
+
+        return send, again, made
+
+    @pytest.mark.parametrize("share", [0.2, 0.8, 0.99])
+    def test_in_the_middle_of_its_request_has_asked_for_nothing(self, send, share):
+        sent, again, made = send
+        sent(share)
+        time.sleep(0.3)
+        assert made() == []
+
+        answer = again()
+
+        assert answer.status_code == 202
+        assert made() == [answer.json()["operation_id"]]
+
+    def test_before_its_answer_finds_what_it_has_asked_for(self, send):
+        sent, again, made = send
+        sent(1)
+        [accepted] = eventually(made, what="the operation of who has gone")
+
+        answer = again()
+
+        assert answer.json()["operation_id"] == accepted
+        assert answer.headers["Idempotent-Replayed"] == "true"
+        assert made() == [accepted]

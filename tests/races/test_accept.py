@@ -35,6 +35,16 @@ class TestAccept:
         assert [answer.get("Idempotent-Replayed") for answer in answers].count(None) == 1
         assert (Operation.objects.count(), Transition.objects.count(), broker.depth()) == (1, 1, 1)
 
+    def test_makes_two_of_as_many_with_one_key_of_two_users(self, user, broker):
+        owners = (user, make_user())
+        asks = [lambda owner=owners[n % 2]: accept.accept(make_request(owner)) for n in range(CROWD)]
+
+        accepted = together(*asks)
+
+        made = {each.operation.id: each.operation.owner_id for each in accepted}
+        assert sorted(made.values()) == sorted(owner.pk for owner in owners)
+        assert [each.created for each in accepted].count(True) == 2
+
     def test_lets_all_wait_for_a_first_that_commits(self, user, broker):
         request = make_request(user)
 
