@@ -1,6 +1,5 @@
 """Read what a user owns."""
 
-from collections import Counter
 from typing import Any
 
 from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_schema, inline_serializer
@@ -9,11 +8,8 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from inventory.models import Grant, InventoryItem
-from operations.accept import applied_version
-from operations.cache import Cached
+from inventory.caches import view
 
-VIEW_SECONDS = 600
 OWNERS_ONLY = {"Cache-Control": "private, no-cache", "Vary": "Authorization, Accept"}
 
 
@@ -26,23 +22,6 @@ HEADERS = {
     "Cache-Control": OWNERS_ONLY["Cache-Control"],
     "Vary": OWNERS_ONLY["Vary"],
 }
-
-
-def load(user_id: int) -> dict[str, Any]:
-    """Read {version, granted, items: [{sku, quantity}]}: what the provider says, and what was bought here.
-
-    The version first, so it is never newer than the items. `granted` is how many grants are in them.
-    """
-    version = applied_version(f"inventory:user:{user_id}")
-    grants = list(Grant.objects.filter(user_id=user_id).values_list("sku", "quantity"))
-    owned = Counter(dict(InventoryItem.objects.filter(user_id=user_id).values_list("sku", "quantity")))
-    for sku, quantity in grants:
-        owned[sku] += quantity
-    items = [{"sku": sku, "quantity": owned[sku]} for sku in sorted(owned)]
-    return {"version": version, "granted": len(grants), "items": items}
-
-
-view = Cached("inventory:view", load=load, ttl_seconds=VIEW_SECONDS)
 
 
 class InventoryView(APIView):

@@ -1,4 +1,4 @@
-"""Start-up: read every app's jobs.py once all models exist."""
+"""Start-up: read every app's jobs.py and caches.py once all models exist."""
 
 from django.apps import AppConfig
 from django.utils.module_loading import autodiscover_modules
@@ -8,4 +8,4 @@ class OperationsConfig(AppConfig):
     name = "operations"
 
     def ready(self) -> None:
-        autodiscover_modules("jobs", "checks")
+        autodiscover_modules("jobs", "caches", "checks")

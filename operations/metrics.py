@@ -65,6 +65,12 @@ CACHE_REQUESTS = Counter("ops_cache_requests_total", "Cached reads.", ["cache", 
 CACHE_INVALIDATIONS = Counter(
     "ops_cache_invalidations_total", "Cached values made stale.", ["cache", "result"]
 )
+CACHE_FLIGHTS = Counter(
+    "ops_cache_singleflight_total",
+    "Values that were missing, by who rebuilt them: this reader, another, or each for itself.",
+    ["cache", "role"],
+)
+CACHE_REBUILD = Histogram("ops_cache_rebuild_seconds", "Rebuilding a cached value.", ["cache", "outcome"])
 BAD_MESSAGES = Counter(
     "ops_bad_messages_total", "Messages that no worker may work on, by what is wrong.", ["queue", "fault"]
 )

@@ -17,6 +17,7 @@ from rest_framework.response import Response
 
 from operations import accept, keys
 from operations.admission import Overloaded, TooManyOpen
+from operations.cache import Unavailable
 from operations.cancel import NotCancellable
 from operations.list_queries import QueryInvalid
 from operations.parsers import BodyTooLarge, LengthMissing
@@ -76,6 +77,7 @@ PROBLEMS: dict[type[BaseException], Problem] = {
     Overloaded: Problem(503, "temporary-reduced-capacity", "There is more work than can be done just now"),
     accept.NotAccepted: Problem(503, "not-accepted-now", "Requests of this kind are not accepted just now"),
     SuspiciousOperation: Problem(400, "bad-request", "The request is not one for this service"),
+    Unavailable: Problem(503, "temporarily-unavailable", "The service cannot answer just now"),
     DatabaseAway: Problem(503, "temporarily-unavailable", "The service cannot answer just now"),
 }
 INTERNAL = Problem(500, "internal", "Something went wrong here")

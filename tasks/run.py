@@ -6,7 +6,7 @@ happens, the message is acknowledged: what is left to do is in the database, whe
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -15,8 +15,19 @@ from uuid import UUID, uuid4
 
 from django.db import close_old_connections, connection, transaction
 from psycopg.types.json import Jsonb
+from redis.exceptions import RedisError
 
-from operations import accept, claims, compensation, dead_letters, lifecycle, metrics, secrecy, storable
+from operations import (
+    accept,
+    cache,
+    claims,
+    compensation,
+    dead_letters,
+    lifecycle,
+    metrics,
+    secrecy,
+    storable,
+)
 from operations.certainty import certain
 from operations.claims import Claim
 from operations.crashpoints import crashpoint
@@ -213,9 +224,20 @@ def _commit(job: Job, run: Run, answer: Any, seen: look.Seen) -> Operation:
     versions.refuse_old(claim.operation, brought, applied)
     stale = job.stale_after(seen.values)
     owed = {"version": brought.version, "digest": brought.digest, "invalidate": stale}
+    _warn_readers(stale)
     return certain(
         lambda: _finish(job, run, answer, seen.values, **owed), learn=lambda: _finished(claim, stale)
     )
+
+
+def _warn_readers(stale: Sequence[str]) -> None:
+    """Mark cached values that must not be old for a moment; if that can't be done, nothing is committed."""
+    try:
+        cache.about_to_change(stale)
+    except (RedisError, OSError) as error:
+        raise CallFailed(
+            Category.DEPENDENCY_UNAVAILABLE, f"the cache: {type(error).__name__}", "cache"
+        ) from error
 
 
 def _finish(job: Job, run: Run, answer: Any, values: Mapping[str, Any], **owed: Any) -> Operation:
