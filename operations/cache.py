@@ -1,8 +1,8 @@
 """Cached values that a commit can make stale at once, and that no slow reader can make old again.
 
 Declare one in an app's `caches.py`, which every process reads at start:
-`view = Cached("inventory:view", load=load, ttl_seconds=600)`. Read it with `view.get(user_id)`, and name it in
-the job that changes it: `invalidates=["inventory:view:{user_id}"]`.
+`view = Cached("inventory:view", load=load, ttl_seconds=600)`. Read it with `view.get(user_id)`, and name it
+in the job that changes it: `invalidates=["inventory:view:{user_id}"]`.
 """
 
 import logging

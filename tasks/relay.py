@@ -70,9 +70,9 @@ TAKE_OWED = """
     SET tries = tries + 1,
         run_at = clock_timestamp()
             + make_interval(secs => LEAST(%(longest)s, %(first)s * 2 ^ LEAST(tries, 10)))
-    WHERE id IN (
+    WHERE id = ANY(ARRAY(  -- in IN it might be asked for each row, and the limit be each row's
         SELECT id FROM operations_aftercommit WHERE run_at <= clock_timestamp()
-        ORDER BY run_at LIMIT %(batch)s FOR UPDATE SKIP LOCKED)
+        ORDER BY run_at LIMIT %(batch)s FOR UPDATE SKIP LOCKED))
     RETURNING id, invalidate, resource, claim_token"""
 
 

@@ -39,11 +39,11 @@ KNOWN = f"""
 RELEASE = f"""
     UPDATE operations_operation
     SET run_at = LEAST(run_at, clock_timestamp()), waiting_for = '', version = version + 1
-    WHERE id IN (
+    WHERE id = ANY(ARRAY(  -- in IN it might be asked for each row, and the limit be each row's
         SELECT id FROM operations_operation
         WHERE status = 'retry_scheduled' AND job_type = ANY(%(known)s) AND reason = 'unknown_job_type'
             AND run_at > clock_timestamp()
-        LIMIT %(batch)s FOR NO KEY UPDATE SKIP LOCKED)
+        LIMIT %(batch)s FOR NO KEY UPDATE SKIP LOCKED))
     RETURNING {SELECTED}"""  # noqa: S608
 
 _known: frozenset[str] = frozenset()  # the jobs of live workers for which nothing is set aside
