@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from operations import problems
+from operations import cache, jobs, problems
 from operations.models import Operation, Reason
 
 ROOT = Path(__file__).parent.parent
@@ -79,3 +79,18 @@ class TestProblems:
         documented = set(re.findall(r"</a>`([a-z-]+)` \| (\d+) \|", text_of("docs/problems.md")))
 
         assert documented == answered
+
+
+class TestCaches:
+    def test_tells_every_cache_and_what_makes_it_stale(self):
+        told = {named(name)[0]: set(named(stale)) for name, _, _, stale in rows("docs/caches.md", "caches")}
+
+        assert told == {
+            cached.name: {
+                job.name
+                for job in jobs.every()
+                if any(template.startswith(f"{cached.name}:") for template in job.invalidates)
+            }
+            for cached in cache.every()
+            if not cached.name.startswith("tests:")
+        }
