@@ -4,7 +4,7 @@ Each statement proves the claim it is made under, as a step does. What a job cal
 of things is in tasks/effects.py.
 """
 
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -46,7 +46,6 @@ class Known(NamedTuple):
     undone: bool
     in_window: bool  # the provider still knows the key
     seconds_to_answer: float  # until a look-up's "not found" counts; 0 or less: it does
-    sent_at: datetime | None
 
     @property
     def stands(self) -> bool:
@@ -57,7 +56,7 @@ class Known(NamedTuple):
 KNOWN = """
     SELECT step, generation, kind, certainty, result, error, key, request, run, replays,
         undone_at IS NOT NULL, COALESCE(window_ends_at > clock_timestamp(), true),
-        COALESCE(EXTRACT(epoch FROM answers_by - clock_timestamp()), 0)::float8, sent_at
+        COALESCE(EXTRACT(epoch FROM answers_by - clock_timestamp()), 0)::float8
     FROM operations_effect WHERE operation_id = %(id)s ORDER BY id"""
 
 
@@ -183,15 +182,6 @@ def file(operation_id: UUID, *, run: int, conclusion: Conclusion) -> None:
     )
 
 
-def is_unresolved(operation_id: UUID) -> bool:
-    """Say whether an effect of an operation may have been sent, and nobody knows."""
-    return statements.row(ANY_UNRESOLVED, {"id": operation_id}) is not None
-
-
-ANY_UNRESOLVED = """
-    SELECT 1 FROM operations_effect WHERE operation_id = %(id)s AND certainty = 'maybe_sent' LIMIT 1"""
-
-
 def worst_certainty(operation_id: UUID) -> str:
     """Name what is known at worst of an operation's effects outside; empty: it has none."""
     found = {row[0] for row in statements.rows(CERTAINTIES, {"id": operation_id})}
@@ -220,10 +210,13 @@ FOUND = """
     RETURNING e.operation_id"""
 
 
-def look_again(operation_id: UUID) -> bool:
-    """Have an operation look up its effects now, not later; no move. False: there is nothing to look up.
+def look_again(operation_id: UUID, *, decided: bool = False) -> bool:
+    """Have an operation look up its effects now, not later; no move. False: it does not wait for that.
 
-    Call it when the other side is known to know. One that is dead, because it did not, is sent round again.
+    `decided` says that the other side has been seen to know: then one that is dead, because nobody could tell,
+    is sent round again.
     """
     values = {"id": operation_id}
-    return statements.row(LOOK_AGAIN, values) is not None or statements.row(FOUND, values) is not None
+    if statements.row(LOOK_AGAIN, values) is not None:
+        return True
+    return decided and statements.row(FOUND, values) is not None

@@ -25,6 +25,7 @@ from payments.models import (
 )
 
 OWNER = "payments-gateway"  # of the operations that look
+DECIDED = ("succeeded", "canceled")
 ABOUT_AN_INTENT = (
     "payment_intent.created",
     "payment_intent.amount_capturable_updated",
@@ -109,7 +110,7 @@ def _apply(operation_id: UUID, truth: dict[str, Any]) -> str:
     if payment is None:
         return _look_at_operation(truth)
     if payment.status in (PaymentStatus.PENDING, PaymentStatus.AUTHORIZED):
-        looks = effects.look_again(payment.operation_id)
+        looks = effects.look_again(payment.operation_id, decided=truth["status"] in DECIDED)
         return "its operation looks again" if looks else "its operation is at it"
     kind = drifts.between(payment, truth)
     if payment.status == PaymentStatus.CAPTURED and truth["refunded_minor"]:

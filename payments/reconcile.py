@@ -17,7 +17,7 @@ from prometheus_client import Counter as Metric
 from operations import effects
 from payments import drifts, gateway, ledger
 from payments.drifts import UNDECIDED
-from payments.models import Drift, DriftKind, GatewayEvent, Payment, PaymentKind, Reconciliation
+from payments.models import Drift, DriftKind, Payment, PaymentKind, Reconciliation
 
 OVERLAP = timedelta(hours=1)  # what a sweep looks at again: intents are not listed the moment they are made
 FIRST_SWEEP = timedelta(days=2)
@@ -37,7 +37,7 @@ def fast(*, now: datetime | None = None) -> dict[str, int]:
     for payment in waiting.select_related("order"):
         counts["checked"] += 1
         counts["woken"] += effects.look_again(payment.operation_id)
-        if not payment.gateway_id and payment.created_at < now - FORGOTTEN and not _told_of(payment):
+        if not payment.gateway_id and payment.created_at < now - FORGOTTEN:  # nor has an event named it
             nothing = {"id": "", "status": "no object", "amount_minor": 0, "currency": ""}
             drifts.open_one(DriftKind.NO_OBJECT, payment=payment, truth=nothing)
             counts["opened"] += 1
@@ -87,7 +87,7 @@ def compare(truth: dict[str, Any]) -> str:
     if kind is None:
         drifts.close(truth["id"])
         return _count("match")
-    if kind == DriftKind.UNDECIDED and effects.look_again(payment.operation_id):
+    if kind == DriftKind.UNDECIDED and effects.look_again(payment.operation_id, decided=True):
         return _count("woken")
     drifts.open_one(kind, payment=payment, truth=truth)
     return _count("open")
@@ -115,10 +115,6 @@ def _with_refunds(truth: dict[str, Any]) -> dict[str, Any]:
 
 def _is_taken(truth: dict[str, Any]) -> bool:
     return bool(truth["status"] == "succeeded")
-
-
-def _told_of(payment: Payment) -> bool:
-    return bool(payment.gateway_id) and GatewayEvent.objects.filter(object_id=payment.gateway_id).exists()
 
 
 def _count(result: str) -> str:

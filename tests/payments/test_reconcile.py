@@ -233,6 +233,9 @@ class TestDeadLetter:
         assert ends(purchase) == ("failed_permanent", "outcome_unknown")
         assert reconciled.send_round() == 0
 
+        reconcile.fast(now=timezone.now() + timedelta(minutes=5))
+        assert reconciled.send_round() == 0  # it has asked nobody
+
         assert reconcile.sweep()["woken"] == 1
         assert reconciled.send_round() == 1
         purchase = go_on(purchase)
