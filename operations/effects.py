@@ -213,8 +213,8 @@ FOUND = """
 def look_again(operation_id: UUID, *, decided: bool = False) -> bool:
     """Have an operation look up its effects now, not later; no move. False: it does not wait for that.
 
-    `decided` says that the other side has been seen to know: then one that is dead, because nobody could tell,
-    is sent round again.
+    `decided` says that the other side has been seen to know: then one that is dead, because nobody could
+    tell, is sent round again.
     """
     values = {"id": operation_id}
     if statements.row(LOOK_AGAIN, values) is not None:
