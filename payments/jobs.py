@@ -22,7 +22,7 @@ class Purchase(Payload):
     """What to buy, for how much, and with which of the gateway's payment methods."""
 
     order_id = serializers.RegexField(ORDER_NUMBER, help_text="Your own name for the order: it is paid once.")
-    sku = serializers.CharField(max_length=64)
+    sku = serializers.RegexField(ORDER_NUMBER)  # a name of the same letters
     quantity = serializers.IntegerField(min_value=1, max_value=10_000)
     amount_minor = serializers.IntegerField(
         min_value=1, max_value=99_999_999, help_text="In the currency's minor unit."
