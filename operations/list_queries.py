@@ -39,7 +39,9 @@ class Cursor(serializers.CharField):
 class ListQuery(serializers.Serializer[None]):
     """What may be asked of a list."""
 
-    job_type = serializers.CharField(required=False, max_length=100, help_text="Only of this job.")
+    job_type = serializers.CharField(
+        trim_whitespace=False, required=False, max_length=100, help_text="Only of this job."
+    )
     status = serializers.ChoiceField(Status.choices, required=False, help_text="Only in this status.")
     created_after = Moment(
         required=False, help_text="Only accepted after this moment (RFC 3339, with its offset)."
