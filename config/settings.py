@@ -161,8 +161,11 @@ MAX_INTERRUPTIONS = 10  # how often a run may be handed back without costing an 
 # How much later than a call's own timeout the other side may still be at work on it: before that, its "I know
 # nothing of that" proves nothing.
 ANSWER_MARGIN_SECONDS = env.float("ANSWER_MARGIN_SECONDS", default=5.0)
-MAX_LOOKUPS = (
-    200  # runs of one operation that only ask what became of an effect; with their pauses, over a day
+# How many runs of one operation may only ask what became of an effect. The end of its key's window comes
+# first, a day at most, even if a reconciler has it asked each minute: 1,440.
+MAX_LOOKUPS = 2_000
+MAX_LOOKUPS_BEFORE_A_LOSS = (
+    200  # after so many, one that loses its worker is a person's: it may be what kills it
 )
 LONGEST_LOOKUP_PAUSE_SECONDS = env.float("LONGEST_LOOKUP_PAUSE_SECONDS", default=600.0)  # between two of them
 # What one person may settle alone, where nobody knows whether it was paid; in the currency's minor unit.

@@ -29,7 +29,7 @@ class Claim(NamedTuple):
     @property
     def spent(self) -> int:
         """Give the attempts that this run has cost, for who gives them back."""
-        return 0 if self.looks_up else 1
+        return 0 if self.looks_up and not self.operation.sent_again else 1
 
 
 class ClaimLost(Exception):

@@ -35,7 +35,7 @@ from operations.models import (
 # of no return (the money is taken) an operation goes on, or waits for a person; nothing is taken back.
 
 LEFT = f"compensating_for = '' AND {RESERVED} AND NOT {UNRESOLVED} AND NOT {PAST_RETURN}"
-TURN = f"""compensating_for = %(ending)s, attempt = 0, waiting_for = '',
+TURN = f"""compensating_for = %(ending)s, attempt = 0, interruptions = 0, lookups = 0, waiting_for = '',
     deadline_at = clock_timestamp() + %(deadline)s, {NOW}"""
 
 
@@ -101,7 +101,11 @@ def turn_back_lost(operation: Operation, job: Job, failure: Failure, **lost: Any
         return None
     timed_out = failure.category == Category.TIMEOUT
     reason = Reason.TIMEOUT_EXHAUSTED if timed_out else Reason.WORKER_LOST
-    values = {"token": operation.claim_token, "most": settings.MAX_LOOKUPS, "lease": settings.LEASE_SECONDS}
+    values = {
+        "token": operation.claim_token,
+        "most": settings.MAX_LOOKUPS_BEFORE_A_LOSS,
+        "lease": settings.LEASE_SECONDS,
+    }
     ending = Ending(Status.FAILED_PERMANENT, reason)
     return _turn(_turn_back_lost, operation, job, ending, failure, {**values, **lost})
 

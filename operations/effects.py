@@ -17,7 +17,8 @@ from operations.models import Certainty, EffectEvidence
 # Note [Written before it is sent]
 # The row that is committed before the first byte leaves says `maybe_sent`. Whoever finds it later cannot know
 # how far that run came, so it asks the other side before it does anything else, and it never makes a new key:
-# the key names operation, step and generation, and a generation ends with a definite no, or undone.
+# the key names operation, step and generation, and a generation ends with a definite no, or undone. Nor does
+# it send anything else before it knows: who pays by card and, unanswered, from a wallet, pays twice.
 
 # For rows of operations_operation AS o.
 UNRESOLVED = """EXISTS (SELECT FROM operations_effect AS e
@@ -84,6 +85,10 @@ INTEND = f"""
             lease_expires_at = clock_timestamp() + make_interval(secs => %(lease)s)
         FROM seen
         WHERE o.id = seen.id AND o.attempt + %(counts)s <= o.max_attempts AND {_FENCE_HOLDS}
+            AND NOT EXISTS (
+                SELECT FROM operations_effect AS other
+                WHERE other.operation_id = o.id AND other.certainty = 'maybe_sent'
+                    AND (other.step, other.generation) <> (%(step)s, %(generation)s))
         RETURNING o.id, o.runs, o.replays
     )
     INSERT INTO operations_effect AS e
@@ -95,8 +100,12 @@ INTEND = f"""
     FROM going
     ON CONFLICT (operation_id, step, generation) DO UPDATE
         SET certainty = 'maybe_sent', sent_at = excluded.sent_at, answers_by = excluded.answers_by,
-            run = excluded.run, error = NULL, concluded_at = NULL, concluded_by = ''
-        WHERE e.certainty IN ('not_sent', 'maybe_sent') AND e.window_ends_at > clock_timestamp()
+            run = excluded.run, error = NULL, concluded_at = NULL, concluded_by = '',
+            -- What was surely not sent is sent for the first time, and its key is new to the other side.
+            window_ends_at = CASE e.certainty
+                WHEN 'not_sent' THEN excluded.window_ends_at ELSE e.window_ends_at END
+        WHERE e.certainty = 'not_sent'
+            OR e.certainty = 'maybe_sent' AND e.window_ends_at > clock_timestamp()
     RETURNING step, generation"""  # noqa: S608
 
 
@@ -116,8 +125,9 @@ class Intent(NamedTuple):
 def intend(proof: dict[str, Any], intent: Intent) -> bool:
     """Write down that an effect is about to be sent, as `maybe_sent`, and begin the lease anew.
 
-    `proof` is `of_claim(claim)`. False: the token, the lease or the fence says no, no attempt is left for it,
-    or the key's window is over; nothing is written.
+    `proof` names the operation, the claim's token, its resource and its fence. False: the token, the lease or
+    the fence says no, no attempt is left for it, the key's window is over, or another effect of the operation
+    may have been sent and nobody knows. Then all must be rolled back.
     """
     values = {
         **proof,
@@ -127,7 +137,8 @@ def intend(proof: dict[str, Any], intent: Intent) -> bool:
         "request": Jsonb(intent.request),
         "amount_minor": intent.amount_minor,
         "window": intent.window,
-        "patience": intent.timeout_seconds + settings.ANSWER_MARGIN_SECONDS,
+        # It is sent within a margin from now or not at all, and may take a margin longer than it should.
+        "patience": intent.timeout_seconds + 2 * settings.ANSWER_MARGIN_SECONDS,
         "counts": int(intent.counts),
         "lease": settings.LEASE_SECONDS,
     }
@@ -194,7 +205,7 @@ CERTAINTIES = """
     WHERE operation_id = %(id)s AND kind = 'outside' AND undone_at IS NULL"""
 
 
-# A look-up that waits is made due now; a message follows, by the relay or by whoever asked.
+# A look-up that waits is made due now; the relay publishes it.
 LOOK_AGAIN = f"""
     UPDATE operations_operation AS o SET run_at = clock_timestamp(), published_at = NULL
     WHERE id = %(id)s AND status = 'retry_scheduled' AND run_at > clock_timestamp() AND {UNRESOLVED}
@@ -206,7 +217,7 @@ FOUND = """
     UPDATE operations_effect AS e SET found_at = clock_timestamp()
     FROM operations_operation AS o
     WHERE e.operation_id = %(id)s AND e.certainty = 'maybe_sent' AND o.id = e.operation_id
-        AND o.status = 'failed_permanent' AND o.reason = 'outcome_unknown'
+        AND o.status = 'failed_permanent'
     RETURNING e.operation_id"""
 
 

@@ -268,6 +268,9 @@ def set_aside(operation: Operation, *, actor: str) -> Operation | None:
     job is known after all.
     """
     sentence = f"a worker that knows the job {operation.job_type}"
+    if operation.reason == Reason.OUTCOME_UNKNOWN:  # which it stays, and is looked up when there is one
+        waits = {"waiting_for": sentence, "delay": settings.UNKNOWN_TYPE_GRACE_SECONDS}
+        return _wait_on(operation.id, reason=operation.reason, **waits)
     values: dict[str, Any] = {"actor": actor, "reason": Reason.UNKNOWN_JOB_TYPE, **judging_types()}
     if operation.reason != Reason.UNKNOWN_JOB_TYPE:
         patience = settings.UNKNOWN_TYPE_PATIENCE_SECONDS
@@ -305,27 +308,33 @@ FORGET = "DELETE FROM operations_aftercommit WHERE id = ANY(%(ids)s::bigint[]) R
 _refuse = Arrow(
     sources=WAITING,
     to=Status.FAILED_PERMANENT,
-    where=f"(%(reason)s NOT IN ('deadline_passed', 'compensation_failed') OR {PASSED})",
+    where=f"""(%(reason)s NOT IN ('deadline_passed', 'compensation_failed') OR {PASSED})
+        AND NOT (%(spares)s AND {RESERVED})""",
     change="finished_at = clock_timestamp(), waiting_for = ''",
 )
 
 
-def refuse(id: UUID, *, reason: str, failure: Failure, actor: str) -> Operation | None:
-    """End an operation that nobody holds: an invalid payload, or a deadline passed. Opens a transaction."""
-    return die(_refuse, id, reason=reason, failure=failure, actor=actor, **deadlines.values())
+def refuse(id: UUID, *, reason: str, failure: Failure, actor: str, spares: bool = False) -> Operation | None:
+    """End an operation that nobody holds: an invalid payload, or a deadline passed. Opens a transaction.
+
+    `spares` says that its job is not known here: then what has reserved something is left to who knows it.
+    """
+    values = {"spares": spares, **deadlines.values()}
+    return die(_refuse, id, reason=reason, failure=failure, actor=actor, **values)
 
 
 _pass_over = Arrow(
     sources=WAITING,
     to=Status.IGNORED,
-    where="""resource_version <= (SELECT applied_version FROM operations_resourcefence AS f
+    where="""step = '' AND compensating_for = '' AND resource_version <= (
+        SELECT applied_version FROM operations_resourcefence AS f
         WHERE f.resource = o.resource AND f.applied_by IS DISTINCT FROM o.id)""",
     change="finished_at = clock_timestamp(), waiting_for = ''",
 )
 
 
 def pass_over(id: UUID, *, reason: str, actor: str) -> Operation | None:
-    """End an operation that nobody holds and whose request brings nothing new. Opens a transaction."""
+    """End an operation that nobody holds, has done nothing and brings nothing new. Opens a transaction."""
     with transaction.atomic():
         return _with_its_letter(_pass_over(id, reason=reason, actor=actor))
 
@@ -440,14 +449,30 @@ def succeed(
     return _succeed_fenced(claim.operation.id, **values, **fence)
 
 
-_ignore = Arrow(sources=PROCESSING, to=Status.IGNORED, where=HOLDS_CLAIM, change=_DONE)
+# What a job that compensates has reserved is not left behind; and a release ends as it was to end.
+NOTHING_LEFT = f"compensating_for = '' AND {SETTLED} AND NOT (%(compensates)s AND {RESERVED})"
+_ignore = Arrow(
+    sources=PROCESSING, to=Status.IGNORED, where=f"{HOLDS_CLAIM} AND {NOTHING_LEFT}", change=_DONE
+)
 
 
 def ignore(
-    claim: Claim, *, reason: str, error: str = "", result: dict[str, Any] | None = None
+    claim: Claim,
+    *,
+    reason: str,
+    error: str = "",
+    result: dict[str, Any] | None = None,
+    compensates: bool = False,
 ) -> Operation | None:
-    """End a run with nothing to do: what it brings is old, or is there already. Opens a transaction."""
-    values = {"token": claim.token, "result": None if result is None else Jsonb(result)}
+    """End a run with nothing to do: what it brings is old, or is there already. Opens a transaction.
+
+    None also if that would leave something behind: an effect unknown, or what its job would have to release.
+    """
+    values = {
+        "token": claim.token,
+        "result": None if result is None else Jsonb(result),
+        "compensates": compensates,
+    }
     with transaction.atomic():
         return _with_its_letter(
             _ignore(
@@ -471,7 +496,7 @@ LATER = """run_at = clock_timestamp() + make_interval(secs => %(delay)s * COALES
 _retry = Arrow(
     sources=PROCESSING,
     to=Status.RETRY_SCHEDULED,
-    where=f"{HOLDS_CLAIM} AND attempt < max_attempts",
+    where=f"{HOLDS_CLAIM} AND attempt < max_attempts AND {SETTLED}",
     change=f"{LATER}, {END_CLAIM}",
 )
 
@@ -492,7 +517,7 @@ def retry(claim: Claim, *, failure: Failure, delay_seconds: float) -> Operation 
 _put_back = Arrow(
     sources=PROCESSING,
     to=Status.RETRY_SCHEDULED,
-    where=HOLDS_CLAIM,
+    where=f"{HOLDS_CLAIM} AND {SETTLED}",
     change=f"attempt = o.attempt - %(spent)s, {SOON}, {END_CLAIM}",
 )
 
@@ -541,11 +566,20 @@ def look_again(claim: Claim, *, failure: Failure, delay_seconds: float) -> Opera
     )
 
 
-_fail = Arrow(sources=PROCESSING, to=Status.FAILED_PERMANENT, where=HOLDS_CLAIM, change=_DONE)
+# Only to say so does an operation end while nobody knows what became of an effect.
+_fail = Arrow(
+    sources=PROCESSING,
+    to=Status.FAILED_PERMANENT,
+    where=f"{HOLDS_CLAIM} AND (%(reason)s = 'outcome_unknown' OR {SETTLED})",
+    change=_DONE,
+)
 
 
 def fail(claim: Claim, *, reason: str, failure: Failure) -> Operation | None:
-    """End the operation as a dead letter. Opens a transaction."""
+    """End the operation as a dead letter. Opens a transaction.
+
+    None also if an effect may have been sent, nobody knows, and `reason` is another.
+    """
     operation = claim.operation
     return die(
         _fail, operation.id, reason=reason, failure=failure, actor=operation.claimed_by, token=claim.token
@@ -555,7 +589,8 @@ def fail(claim: Claim, *, reason: str, failure: Failure) -> Operation | None:
 _hand_back = Arrow(
     sources=PROCESSING,
     to=Status.QUEUED,
-    where=f"{HOLDS_CLAIM} AND (interruptions < %(most)s OR attempt < max_attempts OR %(spent)s = 0)",
+    where=f"""{HOLDS_CLAIM}
+        AND (interruptions < %(most)s OR attempt < max_attempts OR %(spent)s = 0 OR {UNRESOLVED})""",
     change=f"""attempt = o.attempt - CASE WHEN o.interruptions < %(most)s THEN %(spent)s ELSE 0 END,
         interruptions = o.interruptions + 1, {NOW}, {END_CLAIM}""",
 )
@@ -583,15 +618,21 @@ LEASE_OUT = """(lease_expires_at <= clock_timestamp()
     OR lease_expires_at > clock_timestamp() + make_interval(secs => %(lease)s))"""
 # The lease is over, or the process that held it is known to be dead.
 LEASE_OVER = f"claim_token = %(token)s AND ({LEASE_OUT} OR claimed_by = %(dead)s)"
-IS_LEFT = f"(attempt < max_attempts OR lookups < %(most)s AND {UNRESOLVED})"
+# Another attempt, or another look-up, which spends none.
+IS_LEFT = f"CASE WHEN {UNRESOLVED} THEN lookups < %(most)s ELSE attempt < max_attempts END"
+# Who does not know the job does not know whether it could release what is reserved: somebody else will.
+SPARED = f"(%(spares)s AND {RESERVED} AND NOT {UNRESOLVED})"
 _take_back = Arrow(
     sources=PROCESSING,
     to=Status.RETRY_SCHEDULED,
-    where=f"{LEASE_OVER} AND {IS_LEFT}",
+    where=f"{LEASE_OVER} AND ({IS_LEFT} OR {SPARED})",
     change=f"{SOON}, {END_CLAIM}",
 )
 _give_up = Arrow(
-    sources=PROCESSING, to=Status.FAILED_PERMANENT, where=f"{LEASE_OVER} AND NOT {IS_LEFT}", change=_DONE
+    sources=PROCESSING,
+    to=Status.FAILED_PERMANENT,
+    where=f"{LEASE_OVER} AND NOT {IS_LEFT} AND NOT {SPARED}",
+    change=_DONE,
 )
 
 
@@ -611,7 +652,8 @@ def take_back(
     failure = Failure(category=category, message=f"{operation.claimed_by} was {what} in run {operation.runs}")
     over = Reason.COMPENSATION_FAILED if operation.compensating_for else over
     values: dict[str, Any] = {"token": operation.claim_token, "dead": dead, "actor": actor}
-    values |= {"lease": settings.LEASE_SECONDS, "most": settings.MAX_LOOKUPS}
+    values |= {"lease": settings.LEASE_SECONDS, "most": settings.MAX_LOOKUPS_BEFORE_A_LOSS}
+    values["spares"] = jobs.find(operation.job_type) is None
     retried = _take_back(
         operation.id,
         reason=reason,

@@ -167,6 +167,7 @@ class Operation(models.Model):
     after_commit_id: int | None = (
         None  # not a column: the AfterCommit row that the move just made has written
     )
+    sent_again = False  # not a column: this run began as a look-up, and has spent an attempt on sending
     NOT_ASKED: ClassVar[int] = -1
     hold_id: int | None = NOT_ASKED  # not a column: the hold that it waits under, where a statement has asked
     hold: "Hold | None" = None  # not a column: that hold

@@ -97,10 +97,11 @@ def _is_seconded(effect: Effect, finding: Finding, actor: str) -> bool:
         return False
     if proposed["by"] == actor:
         raise Refused(f"{actor} has proposed it: another person has to say the same")
-    if (proposed["certainty"], proposed["reference"]) != (finding.certainty, finding.reference):
+    theirs = Finding(**{name: proposed[name] for name in Finding._fields})
+    if theirs._replace(reason="") != finding._replace(reason=""):
         raise Refused(
-            f"{proposed['by']} has found {proposed['certainty']} ({proposed['reference']}),"
-            f" {actor} {finding.certainty} ({finding.reference}): agree first"
+            f"{proposed['by']} has found {theirs.certainty} ({theirs.reference}, {theirs.result}),"
+            f" {actor} {finding.certainty} ({finding.reference}, {finding.result}): agree first"
         )
     return True
 

@@ -45,12 +45,16 @@ class Check(NamedTuple):
     sql: str
 
 
+# `gave_back` says that a run ended with fewer attempts than it began with.
 HISTORY = """
-    WITH history AS (SELECT operation_id, from_status, to_status, reason, run, attempt, actor, at, id,
+    WITH line AS (SELECT operation_id, from_status, to_status, reason, run, attempt, actor, at, id,
         lag(to_status) OVER line AS before, lag(at) OVER line AS before_at,
         lag(reason) OVER line AS before_reason, lag(actor) OVER line AS before_actor,
-        lag(attempt) OVER line AS before_attempt, lead(id) OVER line AS next_id
-    FROM operations_transition WINDOW line AS (PARTITION BY operation_id ORDER BY id))
+        lag(attempt) OVER line AS before_attempt, lead(id) OVER line AS next_id,
+        from_status = 'processing' AND attempt < lag(attempt) OVER line AS gave_back
+    FROM operations_transition WINDOW line AS (PARTITION BY operation_id ORDER BY id)),
+    history AS (SELECT *, lag(gave_back) OVER (PARTITION BY operation_id ORDER BY id) AS before_gave_back
+    FROM line)
 """
 
 CHECKS = (
@@ -96,6 +100,13 @@ CHECKS = (
     ),
     Check(
         "I2",
+        "a run that came too late has learned that an effect was done which is recorded as not done",
+        """SELECT v.operation_id FROM operations_effectevidence AS v JOIN operations_effect AS e
+            ON (e.operation_id, e.step, e.generation) = (v.operation_id, v.step, v.generation)
+        WHERE v.certainty = 'confirmed' AND e.certainty IN ('not_sent', 'refused')""",
+    ),
+    Check(
+        "I2",
         "an operation that has turned back has left something behind",
         """SELECT o.id FROM operations_operation AS o JOIN operations_effect AS e
             ON e.operation_id = o.id AND e.undone_at IS NULL AND e.certainty = 'confirmed'
@@ -129,7 +140,8 @@ CHECKS = (
         "I4",
         "a run was ended by another than the worker that held it",
         """SELECT operation_id FROM history
-        WHERE from_status = 'processing' AND reason <> 'worker_lost' AND actor <> before_actor""",
+        WHERE from_status = 'processing' AND reason <> 'worker_lost' AND actor <> before_actor
+            AND NOT (reason = 'compensation_failed' AND actor = 'relay')""",  # its last worker was lost
     ),
     Check(
         "I4",
@@ -179,8 +191,7 @@ CHECKS = (
                 SELECT max(id) FROM operations_transition AS r
                 WHERE r.operation_id = o.id AND r.reason IN ('replayed', 'reconciled')), 0)
         GROUP BY o.id HAVING
-            count(*) FILTER (WHERE to_status = 'processing') - o.lookups
-            - count(*) FILTER (WHERE from_status = 'processing' AND t.attempt < before_attempt)
+            count(*) FILTER (WHERE to_status = 'processing') - o.lookups - count(*) FILTER (WHERE gave_back)
             > o.max_attempts * CASE WHEN o.compensating_for = '' THEN 1 ELSE 2 END""",
     ),
     Check(
@@ -193,7 +204,7 @@ CHECKS = (
             ON p.job_type = o.job_type AND p.attempt = before_attempt
         WHERE to_status = 'processing' AND before = 'retry_scheduled'
             AND before_reason IN ('dependency_unavailable', 'timeout', 'rate_limited', 'conflict')
-            AND before_attempt > 0 AND history.attempt > before_attempt
+            AND before_attempt > 0 AND history.attempt > before_attempt AND NOT before_gave_back
             AND at < before_at + make_interval(secs => p.pause - %(slack)s)""",
     ),
     Check(

@@ -45,13 +45,14 @@ class Effects:
         """Take the run's claim, its `check`, and how it says that a proof was refused."""
         self._claim, self._check, self._refusal = claim, check, refusal
         self._rows: list[Known] | None = None
+        self._asked: dict[str, Any] = {}  # by step: what this run wants done
 
     @property
     def unresolved(self) -> bool:
         """Say whether an effect of the operation may have been sent, and nobody knows."""
         if self._rows is None:
             return self._claim.looks_up
-        return any(row.certainty == Certainty.MAYBE_SENT for row in self._rows)
+        return bool(self._unknown())
 
     def key(self, step: str) -> str:
         """Give the key under which a step is sent, or would be now."""
@@ -62,6 +63,7 @@ class Effects:
         if connection.in_atomic_block:
             raise ValueError(f"an effect belongs into the call, with no transaction open: {ask.step!r}")
         latest = self._latest(ask.step)
+        self._refuse_ambiguous(ask, latest)
         generation = self._next_generation(ask.step, latest)
         if latest is None or generation > latest.generation:
             return self._send(ask, generation=generation)
@@ -71,8 +73,16 @@ class Effects:
             case Certainty.CONFIRMED:
                 return latest.result
             case Certainty.REFUSED:
-                raise _as_refused(latest)
+                raise self._as_refused(latest)
         return self._send(ask, generation=generation, before=latest)
+
+    def _refuse_ambiguous(self, ask: Ask, latest: Known | None) -> None:
+        """Refuse a name that is a step's, or that this run has used for something else."""
+        if latest is not None and latest.kind != "outside":
+            raise ValueError(f"{ask.step!r} is the name of a step of this operation, and no effect's")
+        request = storable.cleaned(ask.request)
+        if self._asked.setdefault(ask.step, request) != request:
+            raise ValueError(f"{ask.step!r} names one request: each of several needs a name of its own")
 
     def outcome(self, step: str, look_up: LookUp | None) -> Any:
         """Tell what a step has done: its answer; None if nothing was, or it was undone. Sends nothing."""
@@ -99,12 +109,12 @@ class Effects:
         crashpoint("effect.before_intent")
         certain(lambda: self._intend(intent), learn=lambda: self._intended(intent))
         self._claim.operation.attempt += intent.counts
+        self._claim.operation.sent_again = self._claim.operation.sent_again or intent.counts
         self._reread()
         crashpoint("effect.intended")
-        if time.monotonic() - began > settings.LEASE_SECONDS - settings.HEARTBEAT_SECONDS:
-            raise ClaimLost(f"too late to send {ask.step!r}: the lease may be over before the answer")
+        self._refuse_late(intent, seconds=time.monotonic() - began)
         try:
-            answer = storable.cleaned(ask.send(intent.key, intent.request))
+            answer = _answer(ask.send(intent.key, intent.request))
         except (Rejected, CallFailed) as error:
             self._conclude_failed(intent.step, generation, error)
             raise
@@ -113,12 +123,26 @@ class Effects:
         crashpoint("effect.concluded")
         return answer
 
+    def _refuse_late(self, intent: Intent, *, seconds: float) -> None:
+        """Send nothing when so long has passed since the intent that a look-up might come before it."""
+        if seconds > settings.LEASE_SECONDS - settings.HEARTBEAT_SECONDS:
+            raise ClaimLost(f"too late to send {intent.step!r}: the lease may be over before the answer")
+        if seconds > settings.ANSWER_MARGIN_SECONDS:
+            late = CallFailed(
+                Category.CONFLICT,
+                f"{seconds:.1f} s passed before {intent.step!r} could be sent",
+                certainty=str(Certainty.NOT_SENT),
+            )
+            self._conclude_failed(intent.step, intent.generation, late)
+            raise late
+
     def _goes_again(self, ask: Ask, latest: Known) -> bool:
         """Say whether what may have been sent is simply sent again: under its key that is harmless."""
         operation = self._claim.operation
+        is_left = operation.attempt < operation.max_attempts
         if ask.look_up is None:
-            return ask.repeats
-        return ask.resends and latest.in_window and operation.attempt < operation.max_attempts
+            return ask.repeats and is_left
+        return ask.resends and latest.in_window and is_left
 
     def _resolve(self, known: Known, look_up: LookUp | None) -> Known:
         """Find out what became of what may have been sent, or raise: not known yet, or never will be."""
@@ -135,7 +159,7 @@ class Effects:
                 raise
             raise Unknowable(f"what became of {known.step!r} can't be found out: {error}") from error
         if found is not None:
-            done = storable.cleaned(found)
+            done = _answer(found)
             self._conclude(Conclusion(known.step, known.generation, Certainty.CONFIRMED, done))
         else:
             self._conclude_not_found(known)
@@ -208,21 +232,42 @@ class Effects:
         operation = self._claim.operation
         if intent.counts and operation.attempt >= operation.max_attempts:
             return CallFailed(Category.CONFLICT, f"no attempt is left to send {intent.step!r} again")
+        others = [row.step for row in self._unknown() if row.step != intent.step]
+        if others:
+            return CallFailed(
+                Category.CONFLICT, f"{intent.step!r} waits until it is known what became of {others[0]!r}"
+            )
         return Unknowable(f"{intent.step!r} can't be sent again: its key is forgotten")
 
     def _next_generation(self, step: str, latest: Known | None) -> int:
         """Give the generation that counts now: another after a definite no that may change, or if undone."""
         if latest is None:
             return 1
-        operation = self._claim.operation
-        refused = latest.certainty == Certainty.REFUSED
-        if latest.undone or (refused and latest.replays < operation.replays):
+        if latest.undone:
             return latest.generation + 1
-        tried = [row for row in self._known() if row.step == step and row.replays == latest.replays]
-        soft = (
-            refused and _is_soft(latest) and sum(not row.undone for row in tried) < effects.SOFT_GENERATIONS
-        )
-        return latest.generation + soft
+        # A no stands while it is not known what became of something else.
+        if latest.certainty != Certainty.REFUSED or self._unknown():
+            return latest.generation
+        again = latest.replays < self._claim.operation.replays or self._is_for_now(latest)
+        return latest.generation + again
+
+    def _is_for_now(self, refused: Known) -> bool:
+        """Say whether a no may change, and was not said so often that it is taken for final."""
+        tried = [
+            row
+            for row in self._known()
+            if (row.step, row.replays) == (refused.step, refused.replays) and not row.undone
+        ]
+        return _is_soft(refused) and len(tried) < effects.SOFT_GENERATIONS
+
+    def _as_refused(self, known: Known) -> Exception:
+        """Say again what the other side said; one that said no for now, and often enough, means it."""
+        error = known.error or {}
+        message = error.get("message", "")
+        if "code" in error or (_is_soft(known) and not self._is_for_now(known)):
+            return Rejected(error.get("code", "refused"), message)
+        category = error.get("category", Category.INVALID_INPUT)
+        return CallFailed(category, message, certainty=str(Certainty.REFUSED))
 
     def _key(self, step: str, generation: int) -> str:
         return f"{self._claim.operation.id}:{step}:g{generation}"
@@ -235,6 +280,9 @@ class Effects:
     def _reread(self) -> None:
         self._rows = None
         self._known()
+
+    def _unknown(self) -> list[Known]:
+        return [row for row in self._known() if row.certainty == Certainty.MAYBE_SENT]
 
     def _latest(self, step: str) -> Known | None:
         return next((row for row in reversed(self._known()) if row.step == step), None)
@@ -268,12 +316,6 @@ def _as_json(error: Rejected | CallFailed) -> dict[str, Any]:
     return {"category": error.category, "message": str(error)[:500]}
 
 
-def _as_refused(known: Known) -> Exception:
-    """Say again what the other side said; one that refused for now, and often enough, refuses for good."""
-    error = known.error or {}
-    message = error.get("message", "")
-    if "code" in error or _is_soft(known):
-        return Rejected(error.get("code", "refused"), message)
-    return CallFailed(
-        error.get("category", Category.INVALID_INPUT), message, certainty=str(Certainty.REFUSED)
-    )
+def _answer(said: Any) -> Any:
+    """Give an answer as it is kept. One that says nothing is an answer, too: it was done."""
+    return {} if said is None else storable.cleaned(said)

@@ -153,8 +153,8 @@ class Run:
 
         Args:
             step: Its name; with the operation and the generation it is the key.
-            send: send(key, request) -> answer as JSON. Raises Rejected for a definite no; CallFailed
-                otherwise, with the `certainty` that the failure leaves.
+            send: send(key, request) -> answer as JSON; None is kept as {}. Raises Rejected for a definite no;
+                CallFailed otherwise, with the `certainty` that the failure leaves.
             request: JSON; what was sent first is what is sent again.
             look_up: look_up(key, request) -> the answer that `send` would have had; None if it was surely
                 not done. What it raises is taken as from `send`, but that it failed proves nothing.
@@ -166,7 +166,8 @@ class Run:
             amount_minor: What is at stake, where it is money: large ones two persons settle.
 
         Raises:
-            ValueError: a name or policy that can't be, or a transaction is open.
+            ValueError: a name or policy that can't be, a name that means something else, or a transaction is
+                open.
         """
         if not 0 < len(step) <= LONGEST_STEP or without_look_up not in ("park", "repeat"):
             raise ValueError(f"an effect has a name of 1 to {LONGEST_STEP} characters and a policy: {step!r}")

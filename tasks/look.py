@@ -178,7 +178,7 @@ def _fit(glance: Glance, job: Job) -> Seen:
         stored = secrecy.opened(glance.payload)
         payload = schemas.upgraded(job, stored, version=glance.operation.schema_version)
         brought = versions.stated(glance.operation, stored)
-        versions.refuse_old(glance.operation, brought, versions.Applied(*glance.applied))
+        _refuse_old(glance, brought)
         return Seen(glance.operation, payload, stored, job.validate(payload), glance.put_off)
     except CallFailed as error:
         raise Unfit(Reason.INVALID_INPUT, Category.INVALID_INPUT, str(error)) from error
@@ -192,6 +192,12 @@ def _fit(glance: Glance, job: Job) -> Seen:
             Category.INVALID_INPUT,
             f"the payload is not valid: {secrecy.without_values(job, error.detail)}",
         ) from error
+
+
+def _refuse_old(glance: Glance, brought: versions.Brought) -> None:
+    """Look whether its version is old, of one that has done nothing yet: of another its run decides."""
+    if not glance.operation.step and not glance.operation.compensating_for:
+        versions.refuse_old(glance.operation, brought, versions.Applied(*glance.applied))
 
 
 def _pass_over(operation: Operation, old: OldNews, worker: str) -> None:
@@ -212,7 +218,7 @@ def end_late(operation: Operation, *, worker: str) -> bool:
     reason = Reason.COMPENSATION_FAILED if operation.compensating_for else Reason.DEADLINE_PASSED
     deadline = f"the deadline was {deadlines.effective(operation).isoformat()}"
     failure = Failure(category=Category.TIMEOUT, message=deadline)
-    return _end(operation, reason, failure, worker)
+    return _end(operation, reason, failure, worker, spares=job is None)
 
 
 def _refuse(operation: Operation, unfit: Unfit, worker: str) -> None:
@@ -222,8 +228,8 @@ def _refuse(operation: Operation, unfit: Unfit, worker: str) -> None:
         _end(operation, unfit.reason, unfit.failure, worker)
 
 
-def _end(operation: Operation, reason: str, failure: Failure, worker: str) -> bool:
-    refused = lifecycle.refuse(operation.id, reason=reason, failure=failure, actor=worker)
+def _end(operation: Operation, reason: str, failure: Failure, worker: str, *, spares: bool = False) -> bool:
+    refused = lifecycle.refuse(operation.id, reason=reason, failure=failure, actor=worker, spares=spares)
     if refused is not None:
         after_commit.settle(refused)
         conclude(refused, failure.category)

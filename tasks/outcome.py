@@ -51,7 +51,8 @@ def _moved_in_vain(
         case NotYet():
             waits = Failure(category=Category.CONFLICT, message=str(why))
             pause = task.jittered(why.seconds)
-            return lifecycle.put_back(claim, failure=waits, delay_seconds=pause, reason=Reason.CONFLICT)
+            moved = lifecycle.put_back(claim, failure=waits, delay_seconds=pause, reason=Reason.CONFLICT)
+            return moved or _look_again(task, claim, waits)
         case Cancelled():
             turned = compensation.turn_back(claim, task.job, compensation.CANCELLED, compensation.NOT_WANTED)
             return turned or cancel.stop(claim)
@@ -60,18 +61,36 @@ def _moved_in_vain(
 
 
 def _ignore(task: Duties, claim: Claim, why: OldNews | Duplicate) -> Operation | None:
-    """End a run that has nothing to do; what it has reserved before it saw that is released first."""
+    """End a run that has nothing to do; what it has reserved before it saw that is released first.
+
+    What can't be released, because the job is past its return or is releasing, is a person's.
+    """
     reason = why.reason if isinstance(why, OldNews) else Reason.DUPLICATE
     ending, failure = Ending(Status.IGNORED, reason), Failure(category=Category.CONFLICT, message=str(why))
     result = {"duplicate_of": why.of} if isinstance(why, Duplicate) else None
-    return compensation.turn_back(claim, task.job, ending, failure) or lifecycle.ignore(
-        claim, reason=reason, result=result
+    compensates = task.job.compensate is not None
+    return (
+        compensation.turn_back(claim, task.job, ending, failure)
+        or lifecycle.ignore(claim, reason=reason, result=result, compensates=compensates)
+        or _again(task, claim, failure)
+        or task.bury(claim, Reason.BUG, failure)
     )
 
 
 def _fail(task: Duties, claim: Claim, failure: Failure, verdict: Verdict) -> Operation | None:
-    if failure.unresolved or failure.parked:
-        return _look_again(task, claim, failure)
+    """Look up, try again or end: the row says whether an effect is unknown, the run only where to begin."""
+    if failure.parked:
+        return task.bury(claim, Reason.OUTCOME_UNKNOWN, failure)
+    if failure.unresolved:
+        crashpoint("retry.before_move")
+        again = _again(task, claim, failure)
+        if again is not None:
+            return again
+    return _decided(task, claim, failure, verdict) or _look_again(task, claim, failure)
+
+
+def _decided(task: Duties, claim: Claim, failure: Failure, verdict: Verdict) -> Operation | None:
+    """Make the move of a run whose effects are all known; None: one is not, or the claim is lost."""
     if verdict.held and failure.category in TRANSIENT:  # nobody's fault: the attempt does not count
         pause = task.jittered(task.backoff_seconds(claim.operation))
         return lifecycle.put_back(claim, failure=failure, delay_seconds=pause)
@@ -85,13 +104,18 @@ def _fail(task: Duties, claim: Claim, failure: Failure, verdict: Verdict) -> Ope
 
 def _look_again(task: Duties, claim: Claim, failure: Failure) -> Operation | None:
     """Have what may have been done looked up, for as long as that can help; then it is a person's."""
-    again = None
-    if not failure.parked:
-        pause = task.jittered(retry.look_up_pause(claim.operation.lookups))
-        asked = min(failure.retry_after_seconds or 0.0, retry.LONGEST_RETRY_AFTER_SECONDS)
-        crashpoint("retry.before_move")
-        again = lifecycle.look_again(claim, failure=failure, delay_seconds=max(pause, asked))
-    return again or task.bury(claim, Reason.OUTCOME_UNKNOWN, failure)
+    return _again(task, claim, failure) or task.bury(claim, Reason.OUTCOME_UNKNOWN, failure)
+
+
+def _again(task: Duties, claim: Claim, failure: Failure) -> Operation | None:
+    pause = _look_up_pause(task, claim, failure)
+    return lifecycle.look_again(claim, failure=failure, delay_seconds=pause)
+
+
+def _look_up_pause(task: Duties, claim: Claim, failure: Failure) -> float:
+    """Give the seconds until the next look-up: our schedule's, or what was asked for if that is more."""
+    asked = min(failure.retry_after_seconds or 0.0, retry.LONGEST_RETRY_AFTER_SECONDS)
+    return max(task.jittered(retry.look_up_pause(claim.operation.lookups)), asked)
 
 
 def _hand_back(task: Duties, claim: Claim, why: str) -> Operation | None:

@@ -18,6 +18,7 @@ from operations.models import (
     DeadLetter,
     Dependency,
     Effect,
+    EffectEvidence,
     Hold,
     IdempotencyRecord,
     Operation,
@@ -266,6 +267,16 @@ def effect_forgotten():
 def effect_under_another_key():
     operation = make_operation(status="succeeded")
     sent(operation, certainty="confirmed", key="a key of its own")
+    return operation.id
+
+
+@plants("a run that came too late has learned that an effect was done which is recorded as not done")
+def evidence_of_another_world():
+    operation = make_operation(status="failed_permanent")
+    sent(operation, certainty="not_sent")
+    EffectEvidence.objects.create(
+        operation=operation, step="charge", generation=1, run=1, certainty="confirmed"
+    )
     return operation.id
 
 

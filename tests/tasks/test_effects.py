@@ -120,15 +120,6 @@ class TestSend:
         assert operation.status == "succeeded"
         assert len(provider.sent) == 1
 
-    def test_gives_the_lease_its_full_time_again(self, charging, provider):
-        leases = []
-        provider.send = lambda key, request: leases.append(Operation.objects.get()) or {}
-        operation = charging.operation()
-
-        charging.work(operation)
-
-        assert leases[0].lease_expires_at > leases[0].started_at + timedelta(seconds=29)
-
     def test_belongs_into_the_call(self, provider):
         job = make_job(
             lambda run, answer, **payload: run.effect("charge", provider.send, request={}),
