@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 # began, although the row itself it sees as it is. So the row must be as it was before: waiting, and of no
 # later run. Then no run was under way in between, and only a run records steps.
 
-NOTHING_DONE = f"NOT {RESERVED} AND compensating_for = ''"
+NOTHING_DONE = f"NOT {RESERVED}"
 AS_SEEN = "(%(version)s::bigint IS NULL OR version = %(version)s)"
 
 

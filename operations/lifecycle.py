@@ -631,7 +631,7 @@ _take_back = Arrow(
 _give_up = Arrow(
     sources=PROCESSING,
     to=Status.FAILED_PERMANENT,
-    where=f"{LEASE_OVER} AND NOT {IS_LEFT} AND NOT {SPARED}",
+    where=f"{LEASE_OVER} AND NOT {IS_LEFT}",
     change=_DONE,
 )
 

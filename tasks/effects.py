@@ -253,11 +253,7 @@ class Effects:
 
     def _is_for_now(self, refused: Known) -> bool:
         """Say whether a no may change, and was not said so often that it is taken for final."""
-        tried = [
-            row
-            for row in self._known()
-            if (row.step, row.replays) == (refused.step, refused.replays) and not row.undone
-        ]
+        tried = [row for row in self._known() if (row.step, row.replays) == (refused.step, refused.replays)]
         return _is_soft(refused) and len(tried) < effects.SOFT_GENERATIONS
 
     def _as_refused(self, known: Known) -> Exception:

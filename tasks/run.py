@@ -193,8 +193,6 @@ def _compensate(job: Job, run: Run, values: Mapping[str, Any]) -> Operation:
     if job.compensate is None:
         raise CallFailed(Category.BUG, f"{job.name} has begun to compensate, and this code no longer does")
     _call(job.compensate, job, run, values)
-    if run.effects.unresolved:
-        raise CallFailed(Category.BUG, f"{job.name} has released while the outcome of an effect was unknown")
     run.check_claim()
     crashpoint("compensate.before_end")
     ended = certain(lambda: compensation.conclude(run.claim), learn=lambda: claims.outcome(run.claim))

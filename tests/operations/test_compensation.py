@@ -5,10 +5,10 @@ from datetime import timedelta
 
 import pytest
 
-from operations import compensation, lifecycle
+from operations import cancel, compensation, lifecycle
 from operations.compensation import Ending
 from operations.jobs import Backoff
-from operations.models import Effect, Operation
+from operations.models import Effect, Operation, ResourceFence
 from tests.factories import earlier, make_claim, make_failure, make_job, make_operation
 
 pytestmark = pytest.mark.django_db
@@ -195,6 +195,21 @@ class TestOtherEnds:
 
         assert self.ENDS["succeed"](claim) is None
         assert self.ENDS["ignore"](claim) is None
+
+    def test_is_not_old_news_of_what_has_done_something(self, job):
+        operation = waiting(job, step="reserved", resource="r:1", resource_version=1)
+        ResourceFence.objects.create(resource="r:1", fence=1, applied_version=2, applied_by=uuid.uuid4())
+
+        assert lifecycle.pass_over(operation.id, reason="stale_version", actor="w") is None
+
+        Operation.objects.update(step="")
+        assert lifecycle.pass_over(operation.id, reason="stale_version", actor="w") is not None
+
+    def test_is_not_a_cancel_while_something_is_unknown(self, job):
+        operation = make_operation(job=job, status="retry_scheduled", reason="outcome_unknown")
+        reserve(operation, "paid", "maybe_sent")
+
+        assert cancel.withdraw(operation, actor="u") is None
 
     def test_is_a_discard_only_of_what_leaves_nothing(self, job):
         dead = make_operation(job=job, status="failed_permanent")

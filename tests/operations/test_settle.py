@@ -130,7 +130,9 @@ class TestTwoPersons:
         with pytest.raises(Refused, match="another person"):
             settle.settle(effect().pk, CONFIRMED, actor="ann")
 
-    @pytest.mark.parametrize("other", [REFUSED, CONFIRMED._replace(reference="ch_2")])
+    @pytest.mark.parametrize(
+        "other", [REFUSED, CONFIRMED._replace(reference="ch_2"), CONFIRMED._replace(result={"id": "another"})]
+    )
     def test_have_to_agree(self, other):
         settle.settle(effect().pk, CONFIRMED, actor="ann")
 

@@ -121,14 +121,18 @@ class TestSend:
         assert len(provider.sent) == 1
 
     def test_belongs_into_the_call(self, provider):
+        sent = []
         job = make_job(
-            lambda run, answer, **payload: run.effect("charge", provider.send, request={}),
+            lambda run, answer, **payload: run.effect(
+                "charge", lambda key, request: sent.append(key), request={}
+            )
         )
 
         operation = work(make_operation(job=job), job)
 
         assert ends(operation) == ("failed_permanent", "bug")
-        assert provider.sent == []
+        assert "no transaction open" in operation.data.error["message"]
+        assert sent == []
 
     def test_is_not_made_by_a_run_that_lost_its_claim(self, charging, provider):
         def call(run, *, user_id):
@@ -226,6 +230,28 @@ class TestUnknownOutcome:
 
         assert ends(operation) == UNKNOWN
         assert (operation.attempt, operation.lookups, len(provider.sent)) == (1, 5, 1)
+
+    def test_is_not_known_because_the_look_up_could_not_be_sent(self, charging, provider):
+        """That nothing left us proves something of the look-up, and nothing of what was sent before it."""
+        provider.script = [("after", lost())]
+        provider.blind = lost("not_sent", "dependency_unavailable")
+        operation = charging.work(charging.operation())
+
+        operation = charging.work(operation)
+
+        assert ends(operation) == UNKNOWN
+        assert (effect(operation).certainty, len(provider.sent)) == ("maybe_sent", 1)
+
+    def test_sent_again_in_vain_has_spent_its_attempt(self, provider):
+        charging = Charging(provider, retry=Backoff(1))
+        away = lost("not_sent", "dependency_unavailable")
+        provider.script = [("before", lost()), ("before", away)]
+        operation = charging.work(charging.operation())
+
+        operation = charging.work(operation)
+
+        assert ends(operation) == ("failed_permanent", "attempts_exhausted")
+        assert operation.attempt == operation.max_attempts == 2
 
     def test_is_a_persons_when_the_key_is_forgotten(self, charging, provider):
         provider.script, provider.blind = [("after", lost())], lost()
@@ -465,6 +491,28 @@ class TestLostCommit:
 
         assert operation.status == "succeeded"
         assert len(provider.sent) == 1
+
+
+class TestIntentWhoseCommitIsLost:
+    def test_is_not_taken_for_the_one_of_an_earlier_run(self, charging, provider, monkeypatch):
+        """The second send's intent was not committed: what stands there is the first one's."""
+        provider.script = [("before", lost())]
+        charging.effect["resend"] = True
+        operation = charging.work(charging.operation())
+        real, cut = effects.intend, []
+
+        def intend(*args):
+            if not cut:
+                cut.append(True)
+                with connection.cursor() as cursor:
+                    cursor.execute("SELECT pg_terminate_backend(pg_backend_pid())")
+            return real(*args)
+
+        monkeypatch.setattr(effects, "intend", intend)
+        operation = charging.work(operation)
+
+        assert cut
+        assert (operation.status, effect(operation).run, operation.attempt) == ("succeeded", 2, 2)
 
 
 def raiser(error):

@@ -2,6 +2,7 @@
 
 import time
 import uuid
+from contextlib import suppress
 from datetime import timedelta
 
 import pytest
@@ -26,6 +27,7 @@ from operations.verify import violations
 from tasks import relay
 from tasks.drain import Interrupted
 from tasks.effects import Conclusion
+from tasks.retry import CallFailed
 from tests.factories import earlier, make_claim, make_job, make_operation, take_back, work
 from tests.tasks.test_compensation import AWAY, NO, Shop, left
 from tests.tasks.test_effects import UNKNOWN, Charging, Provider, begin, effect, ends, lost
@@ -107,9 +109,9 @@ class TestMoneyTwice:
         provider.blind = None
 
         replays.replay(DeadLetter.objects.get().id, actor="ann", reason="it is known now", because=because)
-        paying.work(operation)
+        operation = paying.work(operation)
 
-        assert steps(provider) == ["card", "wallet"]
+        assert (operation.status, steps(provider)) == ("succeeded", ["card", "wallet"])
 
     def test_a_step_before_it_that_is_new_waits_for_the_look_up(self, charging, provider):
         """A deploy between the two runs puts another effect before the one that is unknown."""
@@ -234,7 +236,22 @@ class TestForgotten:
         operation = charging.work(charging.operation(interruptions=10))
 
         assert effect(operation).certainty == "maybe_sent"
-        assert operation.status != "failed_permanent"
+        assert ends(operation) == ("queued", "interrupted")
+
+    def test_an_interruption_too_many_of_a_look_up_costs_nothing(self, provider):
+        """It has found out, and the worker ends; the last attempt was spent long ago."""
+        charging = Charging(provider, retry=Backoff())
+        provider.script = [("after", lost())]
+        operation = charging.work(charging.operation(interruptions=10))
+
+        def call(run, *, user_id):
+            run.effect("charge", provider.send, request=charging.request, **charging.effect)
+            raise Interrupted("the worker ends")
+
+        object.__setattr__(charging.job, "call", call)
+        operation = charging.work(operation)
+
+        assert (ends(operation), effect(operation).certainty) == (("queued", "interrupted"), "confirmed")
 
     def test_an_intent_whose_reading_back_fails_is_looked_up(self, monkeypatch):
         """Committed, and then the database is away: the last attempt dies with what it has reserved."""
@@ -275,6 +292,30 @@ class TestForgotten:
 
         assert EffectEvidence.objects.exists()
         assert violations() != before
+
+
+class TestCancelled:
+    """By its owner, who is heard of in the middle of a run that looks."""
+
+    def work(self, shop, *, swallows):
+        operation = shop.operation()
+
+        def call(run, *, user_id):
+            with suppress(*swallows):
+                Shop.call(shop, run, user_id=user_id)
+            run.heartbeat.cancel_requested = True
+            run.check()
+
+        object.__setattr__(shop.job, "call", call)
+        return shop.work(operation)
+
+    def test_it_goes_on_while_an_effect_is_unknown(self, shop):
+        shop.trouble["authorise"] = ("after", lost())
+
+        assert ends(self.work(shop, swallows=[CallFailed])) == UNKNOWN
+
+    def test_it_goes_on_past_its_return(self, shop):
+        assert self.work(shop, swallows=[]).status == "succeeded"
 
 
 class TestStuck:
