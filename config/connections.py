@@ -1,7 +1,7 @@
 """Turn the URLs of the environment into what Django, kombu and redis-py each want to be given."""
 
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 from psycopg.conninfo import conninfo_to_dict
 
@@ -38,6 +38,21 @@ def broker(url: str) -> str:
     if not url.startswith("unix://"):
         return url
     return url.replace("unix://", "redis+socket://", 1).replace("?db=", "?virtual_host=")
+
+
+def redis_url(url: str) -> str:
+    """Spell kombu's URL of a Redis as redis-py does."""
+    return url.replace("redis+socket://", "unix://", 1).replace("virtual_host=", "db=")
+
+
+def redis_place(url: str) -> tuple[str, str]:
+    """Say which server and which database of it a URL names, however it is spelled."""
+    parts = urlsplit(redis_url(url))
+    database = dict(parse_qsl(parts.query)).get("db")
+    if parts.scheme == "unix":
+        return parts.path, database or "0"
+    host = {"localhost": "127.0.0.1"}.get(parts.hostname or "localhost", parts.hostname or "")
+    return f"{host}:{parts.port or 6379}", database or parts.path.strip("/") or "0"
 
 
 def speaks_amqp(url: str) -> bool:

@@ -140,6 +140,7 @@ CACHES = {
             "SERIALIZER": "django_redis.serializers.json.JSONSerializer",  # pickle would run what it reads
             "SOCKET_TIMEOUT": REDIS_TIMEOUT_SECONDS,
             "SOCKET_CONNECT_TIMEOUT": REDIS_TIMEOUT_SECONDS,
+            "CONNECTION_POOL_CLASS": "operations.cache_connection.Pool",
         },
     }
 }

@@ -1,10 +1,13 @@
 """What of the inventory is cached. Read at start in every process, as jobs are."""
 
 from collections import Counter
+from datetime import datetime
 from typing import Any
 
+from django.db.models import Max
+
 from inventory.models import Grant, InventoryItem
-from operations.accept import applied_version
+from operations.accept import applied_at, applied_version
 from operations.cache import Cached
 
 VIEW_SECONDS = 600
@@ -24,4 +27,12 @@ def load(user_id: int) -> dict[str, Any]:
     return {"version": version, "granted": len(grants), "items": items}
 
 
-view = Cached("inventory:view", load=load, ttl_seconds=VIEW_SECONDS)
+def last_change(user_id: int) -> datetime | None:
+    """Tell when a snapshot or a grant was last applied, for comparison with what is cached."""
+    granted = Grant.objects.filter(user_id=user_id).aggregate(last=Max("created_at"))["last"]
+    return max(filter(None, [applied_at(f"inventory:user:{user_id}"), granted]), default=None)
+
+
+view = Cached(
+    "inventory:view", parts=("user_id",), load=load, ttl_seconds=VIEW_SECONDS, changed_at=last_change
+)

@@ -3,6 +3,7 @@
 from django.conf import settings
 from django.db import models
 from django.db.models import Q
+from django.db.models.functions import Now
 
 
 class Grant(models.Model):
@@ -12,6 +13,7 @@ class Grant(models.Model):
     order_id = models.CharField(max_length=64)
     sku = models.CharField(max_length=100)
     quantity = models.IntegerField()
+    created_at = models.DateTimeField(db_default=Now())
 
     class Meta:
         constraints = [

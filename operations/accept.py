@@ -1,6 +1,7 @@
 """Turn a request into an operation, or find the one that its key already names."""
 
 import logging
+from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -173,6 +174,12 @@ def applied_version(resource: str) -> int:
     """Give the version of `resource` that If-Match may name; 0 if nothing was ever applied to it."""
     fence = ResourceFence.objects.filter(resource=resource).only("applied_version").first()
     return (fence and fence.applied_version) or 0
+
+
+def applied_at(resource: str) -> datetime | None:
+    """Tell when the version that If-Match may name was applied; None: never, or it is no longer known."""
+    by = ResourceFence.objects.filter(resource=resource).values("applied_by")
+    return Operation.objects.filter(id__in=by).values_list("finished_at", flat=True).first()
 
 
 def _announce(operation: Operation) -> None:

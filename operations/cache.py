@@ -1,217 +1,274 @@
 """Cached values that a commit can make stale at once, and that no slow reader can make old again.
 
 Declare one in an app's `caches.py`, which every process reads at start:
-`view = Cached("inventory:view", load=load, ttl_seconds=600)`. Read it with `view.get(user_id)`, and name it
-in the job that changes it: `invalidates=["inventory:view:{user_id}"]`.
+`view = Cached("inventory:view", parts=("user_id",), load=load, ttl_seconds=600)`. Read it with
+`view.get(user_id)`. Name it in the job that changes it, `invalidates=["inventory:view:{user_id}"]`, or call
+`view.invalidate_after_commit(user_id)` in the transaction that does.
 """
 
 import logging
-import random
-import time
+import uuid
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Any, Final
+from dataclasses import KW_ONLY, dataclass
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Any
 
-from operations import cache_store, metrics
-from operations.cache_flights import Background, Flights
-from operations.cache_store import AWAY, LONGEST_SECONDS, Breaker, Found
+from django.db import transaction
+from django.utils import timezone
+
+from operations import cache_names, cache_rebuild, cache_store, metrics
+from operations.cache_books import book
+from operations.cache_flights import Background, Crowded, Flights
+from operations.cache_names import Place
+from operations.cache_orders import Order, orders
+from operations.cache_rebuild import ABSENT, Unavailable, breaker
+from operations.cache_store import AWAY, LONGEST_SECONDS, Entry, Found
+from operations.models import AfterCommit
+
+__all__ = ["ABSENT", "Cached", "Unavailable", "about_to_change", "every", "find", "invalidate", "unchanged"]
 
 log = logging.getLogger(__name__)
 
-ABSENT: Final = object()  # what a loader gives for a thing that is not there
-REBUILD_SECONDS = 10.0  # a leader that takes longer, or was killed, leads no more
-WAIT_SECONDS = 12.0  # for a leader; then a reader loads for itself
-LOOK_SECONDS = 0.02  # between two looks for what a leader stores
-COOL_SECONDS = 5.0  # after a rebuild that failed nobody tries another
+MARK_SECONDS = 60.0  # how long a writer's mark outlives what it may still take to commit
+OWED_SECONDS = 5.0  # after which the relay does what a process that committed has not done
+# What a reader gets when it had no turn to load. Every reader behind it waits as long, so they come apart.
+CROWDED_SECONDS = 2.0
 
-breaker = Breaker()
-_flights, _background = Flights(), Background()
+_flights, _background = Flights(), Background(threads=2)
 _declared: dict[str, "Cached"] = {}
 
 
-class Unavailable(Exception):
-    """There is no value, and rebuilding it has just failed; ask again after `wait` seconds."""
-
-    def __init__(self, name: str, seconds: float) -> None:
-        """Say which."""
-        super().__init__(f"{name} can't be had just now")
-        self.wait = seconds
+class UnsafeCache(ValueError):
+    """A declaration that cannot be kept."""
 
 
 @dataclass(frozen=True)
 class Cached:
-    """A kind of cached value. `load(*parts)` gives it as JSON, or ABSENT; `ttl_seconds` bounds its age.
+    """A kind of cached value.
 
-    After `soft_seconds` (by default 80 % of it) a reader still gets it at once, and it is rebuilt meanwhile.
-    Both are stretched at random by up to `jitter`, so that what was filled together does not end together.
-    `strict`: not served old even if a worker dies between its commit and telling the cache.
+    `load(*parts, *variants)` gives it as JSON, or ABSENT. A writer names the parts, and makes all variants of
+    them stale: pages, orders, languages. After `soft_seconds` (by default 80 % of `ttl_seconds`) a reader
+    still gets what there is at once, and it is rebuilt meanwhile; after `ttl_seconds` it is gone. Both are
+    stretched at random by up to `jitter`, so that what was filled together does not end together. `strict`:
+    not served old even if a worker dies between its commit and telling the cache.
     """
 
-    name: str
+    name: str  # "inventory:view"
+    _: KW_ONLY
+    parts: tuple[str, ...]  # what they are, in their order: ("user_id",)
     load: Callable[..., Any]
     ttl_seconds: float
     soft_seconds: float | None = None
+    variants: tuple[str, ...] = ()
     absent_seconds: float = 30.0
     jitter: float = 0.2
+    rebuild_seconds: float = 10.0  # what takes longer is not stored; a leader that was killed leads so long
     schema: int = 1  # of the stored form: another number is another key
     strict: bool = False
+    # changed_at(*parts, *variants): when the data changed last, for `manage.py caches compare`
+    changed_at: Callable[..., datetime | None] | None = None
 
     def __post_init__(self) -> None:
-        """Refuse times that can't be kept."""
-        if not 0 < self.fresh_seconds <= self.ttl_seconds <= LONGEST_SECONDS / (1 + self.jitter):
-            raise ValueError(
-                f"{self.name}: fresh {self.fresh_seconds} s of {self.ttl_seconds} s of {LONGEST_SECONDS} s"
-            )
+        """Register it.
+
+        Raises:
+            UnsafeCache: its name is no name, or its times can't be kept.
+        """
+        if not cache_names.KIND.fullmatch(self.name):
+            raise UnsafeCache(f"names of caches look like 'domain:noun', not {self.name!r}")
+        fault = self.allows(Order())
+        if fault:
+            raise UnsafeCache(f"{self.name}: {fault}")
         _declared[self.name] = self
 
     def get(self, *parts: object) -> Any:
-        """Give the value for `parts`, from the cache or loaded; ABSENT if it is not there.
+        """Give the value for `parts` and variants, from the cache or loaded; ABSENT if it is not there.
 
         Raises:
-            Unavailable: there is none, and loading it has just failed.
+            Unavailable: there is none, and it can't be loaded just now.
         """
-        name = ":".join([self.name, *map(str, parts)])
+        place = self.place(parts)
         if breaker.bypasses():
-            return self._without_cache(name, parts)
+            return self._past(place, parts, "error")
         try:
-            found = breaker.guard(lambda: cache_store.read(name, schema=self.schema))
+            found = breaker.guard(lambda: cache_store.read(place))
         except AWAY as error:
             log.warning("cache.away", extra={"cache": self.name, "error": type(error).__name__})
-            return self._without_cache(name, parts)
-        if found.dirty:
-            return self._without_cache(name, parts)
-        if found.entry is None:
-            return self._rebuilt(name, found, parts)
-        return self._served(name, found, found.entry, parts)
+            return self._past(place, parts, "error")
+        if found.is_marked:
+            return self._past(place, parts, "miss")
+        if found.entry is None or not self.serves(found.entry):
+            return self._missed(place, found.revision, parts)
+        return self._served(place, found, found.entry, parts)
 
-    def _served(self, name: str, found: Found, entry: dict[str, Any], parts: tuple[object, ...]) -> Any:
-        fresh = time.time() < entry.get("soft_until", 0)
-        metrics.CACHE_REQUESTS.labels(self.name, "hit" if fresh else "stale").inc()
-        if not fresh:
-            _background.do(name, lambda: self._refresh(name, found.revision, parts))
-        return _value_of(entry)
+    def invalidate_after_commit(self, *parts: object) -> None:
+        """Make the values of `parts` stale when the open transaction commits; must be in one.
 
-    def _rebuilt(self, name: str, found: Found, parts: tuple[object, ...]) -> Any:
-        metrics.CACHE_REQUESTS.labels(self.name, "miss").inc()
-        return _flights.share(
-            f"{name}:{found.revision}",
-            lambda: self._led(name, found.revision, parts),
-            wait_seconds=2 * WAIT_SECONDS,
+        What is owed is written with the transaction, so the relay does it if this process dies before.
+
+        Raises:
+            redis.exceptions.RedisError: it is strict, and the cache cannot be told before the commit.
+        """
+        namespace, writer = self._named(parts, self.parts), uuid.uuid4()
+        if not transaction.get_connection().in_atomic_block:
+            raise AssertionError(f"{namespace} is made stale by a commit, and no transaction is open")
+        about_to_change([namespace], writer=writer.hex, seconds=0)
+        owed = AfterCommit.objects.create(
+            invalidate=[namespace],
+            claim_token=writer,
+            run_at=timezone.now() + timedelta(seconds=OWED_SECONDS),
         )
+        # See Note [Robust callbacks have names].
+        transaction.on_commit(lambda: _settle(owed, namespace, writer.hex), robust=True)
 
-    def _led(self, name: str, revision: str, parts: tuple[object, ...]) -> Any:
-        """Rebuild if nobody does, or wait for who does, of all processes; in the end load alone."""
-        try:
-            outcome = self._lead_or_follow(name, revision, parts)
-        except AWAY as error:
-            log.warning("cache.away", extra={"cache": self.name, "error": type(error).__name__})
-            outcome = None
-        if outcome is not None:
-            return outcome[0]
-        metrics.CACHE_FLIGHTS.labels(self.name, "timeout").inc()
-        return self.load(*parts)
+    def place(self, parts: tuple[object, ...]) -> Place:
+        """Say where the value for `parts` and variants is kept."""
+        name = self._named(parts, (*self.parts, *self.variants))
+        if not self.variants:
+            return Place(name, name, self.schema)
+        return Place(name, cache_names.name_of(self.name, parts[: len(self.parts)]), self.schema)
 
-    def _lead_or_follow(self, name: str, revision: str, parts: tuple[object, ...]) -> tuple[Any] | None:
-        give_up_at = time.monotonic() + WAIT_SECONDS
-        while time.monotonic() < give_up_at:
-            if cache_store.is_cooling(name, revision):
-                raise Unavailable(self.name, COOL_SECONDS)
-            token = cache_store.begin_rebuild(name, revision, seconds=REBUILD_SECONDS)
-            if token is not None:
-                return (self._rebuild(name, revision, token, parts),)
-            time.sleep(LOOK_SECONDS)
-            found = cache_store.read(name, schema=self.schema)
-            if found.entry is not None:
-                metrics.CACHE_FLIGHTS.labels(self.name, "follower").inc()
-                return (_value_of(found.entry),)
-            revision = found.revision  # another, if it was made stale meanwhile
-        return None
+    def serves(self, entry: Entry) -> bool:
+        """Say whether a stored value may be served at all."""
+        return entry.is_absent or orders.of(self.name).revalidate or self.stale_for(entry) <= 0
 
-    def _refresh(self, name: str, revision: str, parts: tuple[object, ...]) -> None:
-        if cache_store.is_cooling(name, revision):
-            return
-        token = cache_store.begin_rebuild(name, revision, seconds=REBUILD_SECONDS)
-        if token is not None:
-            self._rebuild(name, revision, token, parts)
+    def stale_for(self, entry: Entry) -> float:
+        """Give the seconds since a value's fresh time; less than 0: it is fresh."""
+        return entry.age_seconds - self.fresh_seconds * (1 + self.jitter_now * entry.roll)
 
-    def _rebuild(self, name: str, revision: str, token: str, parts: tuple[object, ...]) -> Any:
-        """Load as the only one, and store it under the revision that was read before the load."""
-        metrics.CACHE_FLIGHTS.labels(self.name, "leader").inc()
-        began = time.monotonic()
-        try:
-            value = self.load(*parts)
-        except Exception:
-            metrics.CACHE_REBUILD.labels(self.name, "error").observe(time.monotonic() - began)
-            _try(lambda: cache_store.cool_down(name, revision, seconds=COOL_SECONDS))
-            _try(lambda: cache_store.end_rebuild(name, revision, token))
-            raise
-        metrics.CACHE_REBUILD.labels(self.name, "ok").observe(time.monotonic() - began)
-        _try(lambda: self._store(name, revision, value))
-        _try(lambda: cache_store.end_rebuild(name, revision, token))
-        return value
+    def loaded(self, *parts: object) -> Any:
+        """Load a value past the cache, as it would come out of it."""
+        return cache_rebuild.value_of(cache_rebuild.loaded(self, parts))
 
-    def _store(self, name: str, revision: str, value: Any) -> None:
-        stretch = 1 + random.uniform(0, self.jitter)  # noqa: S311 (spreads ends, hides nothing)
-        if value is ABSENT:
-            entry: dict[str, Any] = {"absent": True, "soft_until": time.time() + self.absent_seconds}
-            seconds = self.absent_seconds
-        else:
-            entry = {"value": value, "soft_until": time.time() + self.fresh_seconds * stretch}
-            seconds = self.ttl_seconds * stretch
-        cache_store.store(name, revision, entry, schema=self.schema, seconds=seconds)
+    def kept_seconds(self, *, absent: bool) -> tuple[float, float]:
+        """Give how long to keep a value that is stored now, and what was rolled for it."""
+        roll = cache_rebuild.roll()
+        seconds = self.absent_seconds if absent else self.ttl_seconds
+        return seconds * (1 + self.jitter_now * roll), roll
 
-    def _without_cache(self, name: str, parts: tuple[object, ...]) -> Any:
-        metrics.CACHE_REQUESTS.labels(self.name, "error").inc()
-        return _flights.share(f"{name}:past", lambda: self.load(*parts), wait_seconds=2 * WAIT_SECONDS)
+    def allows(self, order: Order) -> str:
+        """Say what is wrong with an order; empty: nothing."""
+        soft = self.soft_declared if order.soft_seconds is None else order.soft_seconds
+        jitter = self.jitter if order.jitter is None else order.jitter
+        if not 0 <= jitter <= 1:
+            return f"a jitter is 0 to 1, not {jitter}"
+        if not 0 < soft <= self.ttl_seconds:
+            return f"fresh for {soft} s, and kept for {self.ttl_seconds} s"
+        if not 0 < self.absent_seconds <= self.ttl_seconds <= LONGEST_SECONDS:
+            return f"absent for {self.absent_seconds} s of {self.ttl_seconds} s, at most {LONGEST_SECONDS} s"
+        return "" if self.rebuild_seconds > 0 else "a rebuild must be given time"
+
+    @property
+    def soft_declared(self) -> float:
+        return 0.8 * self.ttl_seconds if self.soft_seconds is None else self.soft_seconds
 
     @property
     def fresh_seconds(self) -> float:
-        """Give the seconds until a value is rebuilt behind its readers."""
-        return 0.8 * self.ttl_seconds if self.soft_seconds is None else self.soft_seconds
+        """Give the seconds until a value is rebuilt behind its readers, as it is ordered now."""
+        ordered = orders.of(self.name).soft_seconds
+        return self.soft_declared if ordered is None else ordered
+
+    @property
+    def jitter_now(self) -> float:
+        ordered = orders.of(self.name).jitter
+        return self.jitter if ordered is None else ordered
+
+    def _named(self, parts: tuple[object, ...], wanted: tuple[str, ...]) -> str:
+        if len(parts) != len(wanted):
+            raise TypeError(f"{self.name} is told by {', '.join(wanted)}, and got {len(parts)} values")
+        return cache_names.name_of(self.name, parts)
+
+    def _served(self, place: Place, found: Found, entry: Entry, parts: tuple[object, ...]) -> Any:
+        stale_for = 0.0 if entry.is_absent else self.stale_for(entry)
+        if stale_for <= 0:
+            self._count("hit", "hits")
+            return ABSENT if entry.is_absent else entry.value
+        self._count("stale", "stale")
+        metrics.CACHE_STALE_SECONDS.labels(self.name).observe(stale_for)
+        if not found.is_busy:
+            _background.do(place.name, partial(self._refresh, place, found.revision, parts))
+        return entry.value
+
+    def _refresh(self, place: Place, revision: str, parts: tuple[object, ...]) -> None:
+        cache_rebuild.refresh(self, place, revision, parts)
+
+    def _missed(self, place: Place, revision: str, parts: tuple[object, ...]) -> Any:
+        self._count("miss", "misses")
+        lead = partial(cache_rebuild.led, self, place, revision, parts)
+        return self._shared(f"{place.name}={revision}", lead, exact=False)
+
+    def _past(self, place: Place, parts: tuple[object, ...], result: str) -> Any:
+        """Load past the cache: what a commit may have changed since another began is loaded anew."""
+        self._count(result, {"miss": "misses", "error": "errors"}[result])
+        return self._shared(place.name, partial(cache_rebuild.loaded, self, parts), exact=True)
+
+    def _shared(self, flight: str, load: Callable[[], str | None], *, exact: bool) -> Any:
+        seconds = 2 * (self.rebuild_seconds + cache_rebuild.FOLLOW_SECONDS)
+        try:
+            text = _flights.share(flight, load, wait_seconds=seconds, exact=exact)
+        except Crowded as crowded:
+            raise Unavailable(self.name, CROWDED_SECONDS) from crowded
+        return cache_rebuild.value_of(text)
+
+    def _count(self, result: str, field: str) -> None:
+        metrics.CACHE_REQUESTS.labels(self.name, result).inc()
+        book.count(self.name, field)
 
 
-def invalidate(name: str) -> None:
-    """Make the value called `name` (a cache's name and its parts, joined by colons) stale for every reader.
+def invalidate(name: str, *, writer: str = "") -> None:
+    """Make what is called `name` (a cache's name and its parts, see cache_names) stale for every reader.
 
     Raises:
-        redis.exceptions.RedisError: the cache cannot be reached; the value may still be served.
+        redis.exceptions.RedisError: the cache cannot be reached; the values may still be served.
     """
-    kind = _kind(name)
+    kind = cache_names.kind_of(name)
     try:
-        cache_store.invalidate(name)
+        cache_store.invalidate(name, writer=writer)
     except AWAY:
         metrics.CACHE_INVALIDATIONS.labels(kind, "error").inc()
         raise
     metrics.CACHE_INVALIDATIONS.labels(kind, "ok").inc()
+    book.count(kind, "invalidations")
 
 
-def about_to_change(names: Iterable[str]) -> None:
-    """Mark what is strict of `names` before the commit that changes it.
+def about_to_change(names: Iterable[str], *, writer: str, seconds: float) -> None:
+    """Mark what is strict of `names` before the commit that changes it, which comes within so many seconds.
 
     Raises:
         redis.exceptions.RedisError: the cache cannot be told, so nothing may be committed.
     """
-    for name in names:
-        cached = _declared.get(_kind(name))
-        if cached is not None and cached.strict:
-            cache_store.mark(name)
+    for name in _strict(names):
+        cache_store.mark(name, writer=writer, seconds=seconds + MARK_SECONDS)
+
+
+def unchanged(names: Iterable[str], *, writer: str) -> None:
+    """Take back the marks of a writer that has certainly committed nothing; else they end by themselves."""
+    for name in _strict(names):
+        try:
+            cache_store.unmark(name, writer=writer)
+        except AWAY as error:
+            log.warning("cache.away", extra={"error": type(error).__name__})
 
 
 def every() -> list[Cached]:
     return list(_declared.values())
 
 
-def _kind(name: str) -> str:
-    return next((kind for kind in _declared if name.startswith(f"{kind}:")), name.rpartition(":")[0])
+def find(kind: str) -> Cached | None:
+    return _declared.get(kind)
 
 
-def _value_of(entry: dict[str, Any]) -> Any:
-    return ABSENT if entry.get("absent") else entry["value"]
+def _strict(names: Iterable[str]) -> list[str]:
+    kinds = {name: _declared.get(cache_names.kind_of(name)) for name in names}
+    return [name for name, cached in kinds.items() if cached is not None and cached.strict]
 
 
-def _try(do: Callable[[], object]) -> None:
-    """Tell the cache; a cache that is away is told nothing, and whoever asked has its value."""
+def _settle(owed: AfterCommit, name: str, writer: str) -> None:
+    """Tell the cache after the commit; what it can't be told stays owed, and the relay does it."""
     try:
-        do()
+        invalidate(name, writer=writer)
     except AWAY as error:
-        log.warning("cache.away", extra={"error": type(error).__name__})
+        log.warning("after_commit.put_off", extra={"error": type(error).__name__})
+        return
+    owed.delete()

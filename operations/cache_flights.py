@@ -3,17 +3,34 @@
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
+from typing import Any, TypeVar
 
 from django.db import connection
 
 log = logging.getLogger(__name__)
 
 AT_ONCE = 8  # loads of different things, beside each other: what a database can bear when the cache is away
-IN_BACKGROUND = 2
-MOST_WAITING = 32  # refreshes that may wait for their turn; more are asked for again by the next reader
+MOST_WAITING = 32  # things that may wait for their turn; more are asked for again by the next reader
+
+Result = TypeVar("Result")
+
+
+class Crowded(Exception):
+    """There was no turn, or no end of who had it, within the time that one may wait."""
+
+
+class Flight:
+    """One load that several may share."""
+
+    def __init__(self, after: "Flight | None") -> None:
+        """Come after another one of the same thing, if that is under way."""
+        self.after = after
+        self.has_begun = False
+        self.result: Future[Any] = Future()
 
 
 class Flights:
@@ -22,57 +39,101 @@ class Flights:
     def __init__(self) -> None:
         """Begin with none."""
         self._lock = threading.Lock()
-        self._under_way: dict[str, Future[Any]] = {}
+        self._newest: dict[str, Flight] = {}
         self._room = threading.BoundedSemaphore(AT_ONCE)
 
-    def share(self, name: str, load: Callable[[], Any], *, wait_seconds: float) -> Any:
-        """Load, or wait for who loads the same; give what that gives, or raise what it raises."""
+    def share(
+        self, name: str, load: Callable[[], Result], *, wait_seconds: float, exact: bool = False
+    ) -> Result:
+        """Load, or wait for who loads the same; give what that gives, or raise what it raises.
+
+        `exact`: share no load that has begun before this call, since it may have read before a commit that
+        this reader must see. So of many readers at once, one load runs and one waits for the rest.
+
+        Raises:
+            Crowded: it took longer than `wait_seconds`.
+        """
+        flight, leads = self._join(name, exact)
+        give_up_at = time.monotonic() + wait_seconds
+        if leads:
+            self._fly(name, flight, load, give_up_at)
+        _, late = wait([flight.result], give_up_at - time.monotonic())
+        if late:
+            raise Crowded(name)
+        result: Result = flight.result.result()
+        return result
+
+    def _join(self, name: str, exact: bool) -> tuple[Flight, bool]:
         with self._lock:
-            flight = self._under_way.get(name)
-            leads = flight is None
-            if flight is None:
-                flight = self._under_way[name] = Future()
-        if not leads:
-            return flight.result(wait_seconds)
+            newest = self._newest.get(name)
+            if newest is not None and not (exact and newest.has_begun):
+                return newest, False
+            mine = self._newest[name] = Flight(newest)
+            return mine, True
+
+    def _fly(self, name: str, flight: Flight, load: Callable[[], Any], give_up_at: float) -> None:
+        has_room = False
         try:
-            with self._room:
-                flight.set_result(load())
-        except BaseException as error:
-            flight.set_exception(error)
-        finally:
+            has_room = self._has_turn(flight, give_up_at)
+            if not has_room:
+                raise Crowded(name)  # noqa: TRY301 (those who wait for it must hear of it, too)
             with self._lock:
-                del self._under_way[name]
-        return flight.result()
+                flight.has_begun = True
+            flight.result.set_result(load())
+        except BaseException as error:
+            flight.result.set_exception(error)
+        finally:
+            if has_room:
+                self._room.release()
+            with self._lock:
+                if self._newest.get(name) is flight:
+                    del self._newest[name]
+
+    def _has_turn(self, flight: Flight, give_up_at: float) -> bool:
+        """Wait for the one before, and for room."""
+        before, flight.after = flight.after, None
+        if before is not None and wait([before.result], give_up_at - time.monotonic()).not_done:
+            return False
+        return self._room.acquire(timeout=max(0.0, give_up_at - time.monotonic()))
 
 
 class Background:
-    """A few threads of this process that refresh what is stale; each closes its connection."""
+    """A few threads of this process; each closes its connection to the database when it has done a thing."""
 
-    def __init__(self) -> None:
+    def __init__(self, threads: int) -> None:
         """Start none before one is needed."""
+        self._threads = threads
         self._lock = threading.Lock()
         self._pid = 0
         self._pool: ThreadPoolExecutor | None = None
         self._waiting: set[str] = set()
 
-    def do(self, name: str, refresh: Callable[[], object]) -> bool:
+    def do(self, name: str, work: Callable[[], object]) -> bool:
         """Do it soon, if that is not about to be done and there is room; say whether."""
         with self._lock:
             if self._pid != os.getpid():  # a fork has the parent's pool, and none of its threads
                 self._pid, self._waiting = os.getpid(), set()
-                self._pool = ThreadPoolExecutor(IN_BACKGROUND, thread_name_prefix="cache")
+                self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="cache")
             if name in self._waiting or len(self._waiting) >= MOST_WAITING or self._pool is None:
                 return False
             self._waiting.add(name)
-            self._pool.submit(self._do, name, refresh)
+            pool = self._pool
+        pool.submit(_do, work).add_done_callback(partial(self._done, name))
         return True
 
-    def _do(self, name: str, refresh: Callable[[], object]) -> None:
-        try:
-            refresh()
-        except Exception as error:
-            log.warning("cache.not_refreshed", extra={"error": type(error).__name__})
-        finally:
-            connection.close()
-            with self._lock:
-                self._waiting.discard(name)
+    def _done(self, name: str, work: "Future[object]") -> None:
+        error = work.exception()
+        if error is not None:  # nobody waits for it, and the next reader asks for it again
+            log.warning("cache.not_done", extra={"what": name, "error": type(error).__name__})
+        with self._lock:
+            self._waiting.discard(name)
+
+
+def _do(work: Callable[[], object]) -> None:
+    try:
+        work()
+    finally:
+        connection.close()
+
+
+chores = Background(threads=1)  # what the caches' own upkeep needs, however long loads take

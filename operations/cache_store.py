@@ -1,248 +1,218 @@
-"""The cache's own Redis: values under a revision, locks for rebuilding them, and what to do when it is away.
+"""The cache's own Redis: values under a revision, locks for rebuilding them, marks of writers.
 
-django-redis is the connection. Values are JSON and nothing else; a key has a readable beginning and a digest.
+django-redis is the connection. Values are JSON and nothing else.
 """
 
 import json
 import logging
+import random
 import secrets
-import threading
-import time
 from collections.abc import Callable, Iterator
-from hashlib import sha1, sha256
+from hashlib import sha1
 from typing import Any, NamedTuple, TypeVar
 
-from django.conf import settings
 from django_redis import get_redis_connection
+from redis.exceptions import ConnectionError as NoConnection
 from redis.exceptions import NoScriptError, RedisError
 
-from operations import statements
+from operations import cache_names, metrics
+from operations.cache_names import Place
+from operations.cache_scripts import BOOK, GIVE_UP, INVALIDATE, LEAD, MARK, READ, STORE
 
 log = logging.getLogger(__name__)
 
-# Note [A revision is a nonce]
-# Each value is stored under a key that contains its revision, a random nonce kept beside it. A reader takes
-# the revision first, then loads; a writer replaces it after commit. So what a slow reader stores goes under a
-# revision that nobody asks for any more, and a flush brings back neither: the next reader makes up a new one.
-
 LONGEST_SECONDS = 3_600  # no cached value may live longer
-REVISION_SECONDS = 2 * LONGEST_SECONDS  # a revision must not end before what is stored under it
-DIRTY_SECONDS = 60  # a writer that marked a value and died leaves it marked for so long
 AWAY = (RedisError, OSError)
-
-# The revision, made up if there is none; and, unless a writer has marked it, the value under it.
-READ = """
-local revision = redis.call('GET', KEYS[1])
-if not revision then
-    redis.call('SET', KEYS[1], ARGV[1], 'EX', ARGV[2])
-    return {ARGV[1], false, 0}
-end
-if redis.call('EXISTS', KEYS[2]) == 1 then
-    return {revision, false, 1}
-end
-return {revision, redis.call('GET', ARGV[3] .. revision), 0}"""
-FREE = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) else return 0 end"
+RUNS_MET = 3  # runs of the server in one call, after which it is taken for away
 
 Result = TypeVar("Result")
 
 
+class Entry(NamedTuple):
+    """A stored value."""
+
+    of: str  # its name
+    value: Any  # JSON; None if absent
+    is_absent: bool
+    kept_seconds: float  # how long it was to be kept
+    left_seconds: float  # and how long it will be
+    roll: float  # 0 to 1: by how much of the jitter its times are stretched
+
+    @property
+    def age_seconds(self) -> float:
+        """Tell how long ago it was stored, by the cache's own clock."""
+        return self.kept_seconds - self.left_seconds
+
+
 class Found(NamedTuple):
-    """What the cache has under a name."""
+    """What the cache has in a place."""
 
     revision: str
-    entry: dict[str, Any] | None  # {"value"} or {"absent"}, and {"soft_until"}
-    dirty: bool  # a writer is about to change it: load, and store nothing
+    is_marked: bool  # a writer is about to change it: load, and store nothing
+    entry: Entry | None
+    is_busy: bool = False  # it is being rebuilt, or that has just failed
 
 
-def read(name: str, *, schema: int) -> Found:
+def read(place: Place) -> Found:
     """Read revision and value in one round trip. A value that is no JSON of ours is none.
 
     Raises:
         redis.exceptions.RedisError: the cache is away, slow, full or read-only.
     """
-    nonce = secrets.token_hex(8)
-    keys, values = [_key("revision", name), _key("dirty", name)], [nonce, REVISION_SECONDS]
-    revision, stored, dirty = _script(READ, keys, [*values, _value_key(name, schema, "")])
-    return Found(revision.decode(), _entry(stored), bool(dirty))
+    nonce, seconds = secrets.token_hex(8), int(LONGEST_SECONDS * random.uniform(1.5, 3))  # noqa: S311
+    values = [nonce, seconds, place.value(""), place.rebuild(""), place.cool("")]
+    revision, marked, stored, left_ms, busy = _in_one_run(
+        lambda run: script(READ, [f"{place.revision}:{run}", place.marks], values)
+    )
+    return Found(revision.decode(), bool(marked), _entry(stored, left_ms, place.name), bool(busy))
 
 
-def store(name: str, revision: str, entry: dict[str, Any], *, schema: int, seconds: float) -> None:
-    text = json.dumps(entry, separators=(",", ":"), allow_nan=False)
-    _client().set(_value_key(name, schema, revision), text, px=max(1, int(seconds * 1_000)))
+def lead(place: Place, revision: str, token: str, *, seconds: float) -> float:
+    """Try to be the one who rebuilds a value, for at most so long.
+
+    Returns:
+        1: be it. 0: another is. Less: the last one failed; nobody is to try for so many seconds.
+    """
+    keys = [place.rebuild(revision), place.cool(revision)]
+    told = int(script(LEAD, keys, [token, _ms(seconds)]))
+    return told if told >= 0 else told / 1_000
 
 
-def invalidate(name: str) -> None:
-    """Replace the revision of `name`, and take back the mark that it is about to change.
+def store(place: Place, revision: str, token: str, text: str, *, seconds: float) -> bool:
+    """Store what was loaded, and lead no more. False: the lead was lost, and nothing is stored."""
+    return bool(script(STORE, [place.value(revision), place.rebuild(revision)], [token, text, _ms(seconds)]))
+
+
+def give_up(place: Place, revision: str, token: str, *, seconds: float) -> None:
+    """Lead no more, and let nobody try to rebuild for a while what has just failed."""
+    script(GIVE_UP, [place.cool(revision), place.rebuild(revision)], [token, _ms(seconds)])
+
+
+def entry_text(name: str, value: str | None, *, seconds: float, roll: float) -> str:
+    """Write down what `read` reads: `value` is JSON, or None for what is not there."""
+    about = json.dumps({"of": name, "kept": seconds, "roll": round(roll, 4)})
+    return f'{about[:-1]}, "absent": true}}' if value is None else f'{about[:-1]}, "value": {value}}}'
+
+
+def invalidate(namespace: str, *, writer: str) -> None:
+    """Let what is stored under `namespace` be asked for no more, and take back this writer's mark.
 
     Raises:
-        redis.exceptions.RedisError: the cache cannot be reached; the value may still be served.
+        redis.exceptions.RedisError: the cache cannot be reached; the values may still be served.
     """
-    pipe = _client().pipeline(transaction=True)
-    pipe.set(_key("revision", name), secrets.token_hex(8), ex=REVISION_SECONDS)
-    pipe.delete(_key("dirty", name))
-    pipe.execute()
+    place = Place(namespace, namespace)
+    told = told_key(cache_names.kind_of(namespace))
+    _in_one_run(lambda run: script(INVALIDATE, [f"{place.revision}:{run}", place.marks, told], [writer]))
 
 
-def mark(name: str) -> None:
-    """Tell readers that a value is about to change; they load it themselves from now on."""
-    _client().set(_key("dirty", name), "1", ex=DIRTY_SECONDS)
+def mark(namespace: str, *, writer: str, seconds: float) -> None:
+    """Tell readers that values are about to change; they load them themselves, for at most so long."""
+    place = Place(namespace, namespace)
+    values = [writer, _ms(seconds)]
+    _in_one_run(lambda run: script(MARK, [f"{place.revision}:{run}", place.marks], values))
 
 
-def begin_rebuild(name: str, revision: str, *, seconds: float) -> str | None:
-    """Be the one who rebuilds a value, for at most so long; give a token. None: another is."""
-    token = secrets.token_hex(8)
-    key = _key("rebuild", f"{name}:{revision}")
-    return token if _client().set(key, token, nx=True, px=int(seconds * 1_000)) else None
+def unmark(namespace: str, *, writer: str) -> None:
+    """Take back a writer's mark: it has changed nothing."""
+    client().zrem(Place(namespace, namespace).marks, writer)
 
 
-def end_rebuild(name: str, revision: str, token: str) -> None:
-    _script(FREE, [_key("rebuild", f"{name}:{revision}")], [token])
+def answers() -> None:
+    """Find out whether the server is there.
+
+    Raises:
+        redis.exceptions.RedisError: it is not.
+    """
+    client().ping()
 
 
-def cool_down(name: str, revision: str, *, seconds: float) -> None:
-    """Let nobody try to rebuild what has just failed."""
-    _client().set(_key("cool", f"{name}:{revision}"), "1", px=int(seconds * 1_000))
+def book(key: str, amounts: dict[str, float], *, seconds: int) -> None:
+    """Add to the figures of a book, which is kept for so long after it was written last."""
+    told = [part for field, amount in amounts.items() for part in (field, amount)]
+    script(BOOK, [key], [seconds, *told])
 
 
-def is_cooling(name: str, revision: str) -> bool:
-    return bool(_client().exists(_key("cool", f"{name}:{revision}")))
+# A mark stays: it is a promise of a writer that is about to commit.
+CLEARED = ("revision", "value", "rebuild", "cool")
 
 
-KINDS = ("revision", "dirty", "value", "rebuild", "cool")
+def clear(kind: str) -> int:
+    """Delete all values of a kind and what belongs to them, and nothing else; give how many values."""
+    keys = {what: list(keys_of(what, kind)) for what in CLEARED}
+    for each in keys.values():
+        for first in range(0, len(each), 1_000):
+            client().unlink(*each[first : first + 1_000])
+    return len(keys["value"])
 
 
-def count(cache: str) -> int:
-    """Count the values of a cache; some may be stale."""
-    return sum(1 for _ in _keys_of("value", cache))
+def entries(kind: str) -> Iterator[Entry]:
+    """Give what is stored of a kind, whether or not it is still asked for."""
+    for key in keys_of("value", kind):
+        left_ms, text = client().pttl(key), client().get(key)
+        entry = _entry(text, left_ms, None)
+        if entry is not None:
+            yield entry
 
 
-def clear(cache: str) -> int:
-    """Delete all keys of a cache, and no others; give how many."""
-    found = [key for kind in KINDS for key in _keys_of(kind, cache)]
-    return int(_client().delete(*found)) if found else 0
-
-
-def _keys_of(kind: str, cache: str) -> Iterator[bytes]:
-    found: Iterator[bytes] = _client().scan_iter(f"{_beginning(kind, cache)}:*", count=1_000)
+def keys_of(what: str, kind: str) -> Iterator[bytes]:
+    found: Iterator[bytes] = client().scan_iter(f"{cache_names.beginning(what, kind)}*", count=1_000)
     return found
 
 
-class Breaker:
-    """Leaves a cache alone that does not answer, in this process."""
-
-    FAILURES = 3  # in a row
-    PAUSE_SECONDS = 5.0
-    LOOK_SECONDS = 1.0  # between two looks whether it may be believed again
-
-    def __init__(self) -> None:
-        """Begin closed."""
-        self._lock = threading.Lock()
-        self.begin()
-
-    def begin(self) -> None:
-        """Forget everything, as for a test."""
-        self._failures, self._open_until = 0, 0.0
-        self._doubted_since: Any = None  # the database's clock when the cache answered again
-        self._look_at = 0.0
-
-    def guard(self, ask: Callable[[], Result]) -> Result:
-        """Ask the cache, and count how that ends. Raises what asking raises."""
-        try:
-            result = ask()
-        except AWAY:
-            self._failed()
-            raise
-        self._failures = 0
-        return result
-
-    def bypasses(self) -> bool:
-        """Say whether the cache must not be asked now: it is away, or may have missed what was made stale."""
-        if self._failures < self.FAILURES and self._doubted_since is None:
-            return False
-        if time.monotonic() < self._open_until:
-            return True
-        return self._still_doubted()
-
-    def _failed(self) -> None:
-        with self._lock:
-            self._failures += 1
-            if self._failures >= self.FAILURES:
-                self._open_until = time.monotonic() + self.PAUSE_SECONDS
-                self._doubted_since = None
-                log.warning("cache.left_alone", extra={"seconds": self.PAUSE_SECONDS})
-
-    def _still_doubted(self) -> bool:
-        """Ask whether all is told to the cache that was owed before it answered again; once a second."""
-        with self._lock:
-            if time.monotonic() < self._look_at:
-                return True
-            self._look_at = time.monotonic() + self.LOOK_SECONDS
-        if self._doubted_since is None and not self._answers():
-            return True
-        row = statements.row(OWED, {"since": self._doubted_since})
-        if row is not None and row[0]:
-            return True
-        self._doubted_since, self._failures = None, 0
-        log.warning("cache.back")
-        return False
-
-    def _answers(self) -> bool:
-        try:
-            _client().ping()
-        except AWAY:
-            self._failed()
-            return False
-        row = statements.row("SELECT clock_timestamp()", {})
-        self._doubted_since = row and row[0]
-        return True
+def told_key(kind: str) -> str:
+    """Give the key of when a kind was last made stale: milliseconds since 1970, by the server's clock."""
+    return cache_names.beginning("told", kind).rstrip(":")
 
 
-OWED = """
-    SELECT EXISTS (SELECT FROM operations_aftercommit
-        WHERE created_at < %(since)s::timestamptz AND invalidate <> '[]')"""
-
-
-def _entry(stored: bytes | None) -> dict[str, Any] | None:
-    if stored is None:
-        return None
-    try:
-        entry = json.loads(stored)
-    except ValueError:
-        entry = None
-    if isinstance(entry, dict) and ("value" in entry or "absent" in entry):
-        return entry
-    log.warning("cache.unreadable")  # it is overwritten
-    return None
-
-
-def _script(sql: str, keys: list[str], values: list[Any]) -> Any:
-    """Run a script by its digest; a server that was started anew has to be told it again."""
-    digest, client = _digests.setdefault(sql, _sha1(sql)), _client()
-    try:
-        return client.evalsha(digest, len(keys), *keys, *values)
-    except NoScriptError:
-        return client.eval(sql, len(keys), *keys, *values)
-
-
-_digests: dict[str, str] = {}
-
-
-def _sha1(text: str) -> str:
-    return sha1(text.encode(), usedforsecurity=False).hexdigest()
-
-
-def _client() -> Any:
+def client() -> Any:
     return get_redis_connection("default")
 
 
-def _value_key(name: str, schema: int, revision: str) -> str:
-    return f"{_key('value', name)}:{schema}:{revision}"
+def script(text: str, keys: list[str], values: list[Any]) -> Any:
+    """Run a script by its digest; a server that was started anew has to be told it again."""
+    digest, redis = _digests[text], client()
+    try:
+        return redis.evalsha(digest, len(keys), *keys, *values)
+    except NoScriptError:
+        return redis.eval(text, len(keys), *keys, *values)
 
 
-def _key(kind: str, name: str) -> str:
-    """Give the key of something about a cached value, whose name is its cache's and its parts."""
-    return f"{_beginning(kind, name)}:{sha256(name.encode()).hexdigest()[:32]}"
+_digests = {
+    text: sha1(text.encode(), usedforsecurity=False).hexdigest()
+    for text in (READ, LEAD, STORE, GIVE_UP, MARK, INVALIDATE, BOOK)
+}
 
 
-def _beginning(kind: str, name: str) -> str:
-    return f"{settings.KEY_PREFIX}:{kind}:{':'.join(name.split(':')[:2])}"
+def _in_one_run(ask: Callable[[str], Result]) -> Result:
+    """Ask with the server's run in the key of the revision; again, if it was started anew meanwhile."""
+    pool = client().connection_pool
+    for _ in range(RUNS_MET):
+        run = pool.run
+        result = ask(run)
+        if pool.run == run:
+            return result
+    raise NoConnection("the server of the cache is another each time")
+
+
+def _entry(stored: bytes | None, left_ms: int, name: str | None) -> Entry | None:
+    if stored is None:
+        return None
+    try:
+        return _understood(json.loads(stored), left_ms / 1_000, name)
+    except (ValueError, TypeError, KeyError) as error:
+        kind = cache_names.kind_of(name or "")
+        metrics.CACHE_UNREADABLE.labels(kind).inc()
+        log.warning("cache.unreadable", extra={"cache": kind, "error": type(error).__name__})
+        return None  # so it is overwritten
+
+
+def _understood(told: Any, left_seconds: float, name: str | None) -> Entry:
+    if name not in (None, told["of"]):
+        raise ValueError("this is another's")
+    absent = told.get("absent") is True
+    value = None if absent else told["value"]
+    return Entry(told["of"], value, absent, float(told["kept"]), left_seconds, float(told["roll"]))
+
+
+def _ms(seconds: float) -> int:
+    return max(1, int(seconds * 1_000))

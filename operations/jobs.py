@@ -12,6 +12,8 @@ from typing import Any
 from rest_framework import serializers
 from rest_framework.fields import empty
 
+from operations import cache_names
+
 NAME = re.compile(r"[a-z][a-z0-9_]*\.[a-z][a-z0-9_]*")
 
 
@@ -180,7 +182,7 @@ class Job:
 
     def stale_after(self, values: Mapping[str, Any]) -> list[str]:
         """Name the cached values that success with these values makes stale."""
-        return [template.format(**values) for template in self.invalidates]
+        return [cache_names.filled(template, values) for template in self.invalidates]
 
     def validate(self, payload: Mapping[str, Any]) -> dict[str, Any]:
         """Check a stored payload again, as Python values for the handler.

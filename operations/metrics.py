@@ -71,6 +71,12 @@ CACHE_FLIGHTS = Counter(
     ["cache", "role"],
 )
 CACHE_REBUILD = Histogram("ops_cache_rebuild_seconds", "Rebuilding a cached value.", ["cache", "outcome"])
+CACHE_STALE_SECONDS = Histogram(
+    "ops_cache_stale_seconds", "How long past its fresh time a value was that was served.", ["cache"]
+)
+CACHE_UNREADABLE = Counter(
+    "ops_cache_unreadable_total", "Stored values that were none of ours, and so were loaded anew.", ["cache"]
+)
 BAD_MESSAGES = Counter(
     "ops_bad_messages_total", "Messages that no worker may work on, by what is wrong.", ["queue", "fault"]
 )

@@ -436,12 +436,12 @@ class ResourceSequence(models.Model):
 class AfterCommit(models.Model):
     """What a move owes the outside: written with it, deleted when done, repeated by the relay until then."""
 
-    operation = models.ForeignKey(
-        Operation, models.DO_NOTHING, related_name="+", db_constraint=False, db_index=False
+    operation = models.ForeignKey(  # null: a transaction outside operations has changed what is cached
+        Operation, models.DO_NOTHING, related_name="+", db_constraint=False, db_index=False, null=True
     )
     invalidate = models.JSONField(default=list)  # names of cached values
     resource = models.CharField(max_length=200, blank=True)  # release its lock, wake its oldest waiter
-    claim_token = models.UUIDField(null=True)  # whose lock it is
+    claim_token = models.UUIDField(null=True)  # whose lock it is, and whose mark on cached values
     run_at = models.DateTimeField()
     tries = models.PositiveIntegerField(default=0)
     created_at = models.DateTimeField(db_default=Now())
@@ -718,6 +718,30 @@ class JobControl(models.Model):
 
     def __str__(self) -> str:
         return self.scope
+
+
+class CacheOrder(models.Model):
+    """What a person has ordered for a kind of cached value; what is null is as declared."""
+
+    cache = models.CharField(max_length=100, primary_key=True)  # "inventory:view"
+    soft_seconds = models.FloatField(null=True)
+    jitter = models.FloatField(null=True)  # 0 to 1
+    revalidate = models.BooleanField(default=True)  # serve what is stale while it is rebuilt
+    reason = models.CharField(max_length=300)
+    actor = models.CharField(max_length=150)
+    changed_at = models.DateTimeField(db_default=Now())
+
+    class Meta:
+        constraints = [
+            models.CheckConstraint(
+                name="cacheorder_numbers_make_sense",
+                condition=(Q(soft_seconds__isnull=True) | Q(soft_seconds__gt=0))
+                & (Q(jitter__isnull=True) | Q(jitter__gte=0, jitter__lte=1)),
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return self.cache
 
 
 class HoldKind(models.TextChoices):

@@ -234,7 +234,7 @@ CHECKS = (
     Check(
         "I9",
         "work owed after a commit is long overdue",
-        """SELECT operation_id FROM operations_aftercommit
+        """SELECT COALESCE(operation_id::text, invalidate::text) FROM operations_aftercommit
         WHERE created_at < clock_timestamp() - make_interval(secs => %(patience)s)""",
     ),
 )

@@ -25,7 +25,7 @@ class Owed(NamedTuple):
     id: int
     invalidate: Sequence[str]
     resource: str
-    claim_token: UUID | None
+    claim_token: UUID | None  # of the run: its lock, and its marks on cached values
     in_line: bool = True  # whether one in line may wait for it, whoever asked for the lock
 
 
@@ -70,7 +70,8 @@ def forget_settled() -> None:
 
 def perform(owed: Owed) -> bool:
     """Do each part, even if the one before failed. False: the relay does it again."""
-    fresh = [_done(partial(cache.invalidate, name)) for name in owed.invalidate]
+    writer = "" if owed.claim_token is None else owed.claim_token.hex
+    fresh = [_done(partial(cache.invalidate, name, writer=writer)) for name in owed.invalidate]
     awaited = _hand_over(owed)
     crashpoint("after_commit.performed")
     if awaited is not False and owed.resource:

@@ -6,14 +6,14 @@ happens, the message is acknowledged: what is left to do is in the database, whe
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
 from uuid import UUID, uuid4
 
-from django.db import close_old_connections, connection, transaction
+from django.db import InterfaceError, OperationalError, close_old_connections, connection, transaction
 from psycopg.types.json import Jsonb
 from redis.exceptions import RedisError
 
@@ -222,20 +222,29 @@ def _commit(job: Job, run: Run, answer: Any, seen: look.Seen) -> Operation:
     versions.refuse_old(claim.operation, brought, applied)
     stale = job.stale_after(seen.values)
     owed = {"version": brought.version, "digest": brought.digest, "invalidate": stale}
-    _warn_readers(stale)
-    return certain(
-        lambda: _finish(job, run, answer, seen.values, **owed), learn=lambda: _finished(claim, stale)
-    )
+    with _marked(stale, job, run):
+        return certain(
+            lambda: _finish(job, run, answer, seen.values, **owed), learn=lambda: _finished(claim, stale)
+        )
 
 
-def _warn_readers(stale: Sequence[str]) -> None:
+@contextmanager
+def _marked(stale: Sequence[str], job: Job, run: Run) -> Iterator[None]:
     """Mark cached values that must not be old for a moment; if that can't be done, nothing is committed."""
+    writer, seconds = run.claim.token.hex, run.began + job.hard_limit - time.monotonic()
     try:
-        cache.about_to_change(stale)
+        cache.about_to_change(stale, writer=writer, seconds=max(0.0, seconds))
     except (RedisError, OSError) as error:
         raise CallFailed(
             Category.DEPENDENCY_UNAVAILABLE, f"the cache: {type(error).__name__}", "cache"
         ) from error
+    try:
+        yield
+    except (OperationalError, InterfaceError):
+        raise  # it may be committed: the marks end by themselves
+    except BaseException:
+        cache.unchanged(stale, writer=writer)
+        raise
 
 
 def _finish(job: Job, run: Run, answer: Any, values: Mapping[str, Any], **owed: Any) -> Operation:

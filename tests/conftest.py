@@ -1,5 +1,6 @@
 """Who asks, who answers, what waits in the broker; and stacks of real processes where these are needed."""
 
+import math
 from collections.abc import Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Literal
@@ -16,6 +17,9 @@ from deploy.local.stack import Stack, unique_name
 from inventory import provider as inventory_provider
 from operations import accept, admission, publish, quotas
 from operations.broker import Line
+from operations.cache_books import book
+from operations.cache_orders import orders
+from operations.cache_rebuild import breaker
 from operations.publish import publisher
 from operations.reminders import reminders
 from tasks import after_commit, heartbeat, lock_stores
@@ -102,6 +106,8 @@ def lose_redis(settings):
 def forgetful(request, servers, broker):
     """Leave no message, cached value or lock to the next test, and no memory of what was settled or away."""
     after_commit._settled.clear()
+    breaker.begin()
+    orders.look_at = book._write_at = math.inf  # no thread looks for orders or writes figures down
     yield
     after_commit._settled.clear()
     if "db" in request.fixturenames or request.node.get_closest_marker("django_db"):

@@ -18,6 +18,7 @@ MENU = {
         ("Dead letters", "inbox", "operations_deadletter_changelist", "operations.view_deadletter"),
         ("By signature", "stacks", "operations_deadletter_groups", "operations.view_deadletter"),
         ("Holds and orders", "pan_tool", "operations_jobcontrol_order", "operations.view_jobcontrol"),
+        ("Caches", "cached", "operations_cacheorder_caches", "operations.view_cacheorder"),
         ("Workers", "memory", "operations_workernode_changelist", "operations.view_workernode"),
         ("Audit", "history_edu", "operations_auditentry_changelist", "operations.view_auditentry"),
     ),

@@ -30,7 +30,7 @@ class Linked(ReadOnlyAdmin):
 
     @admin.display(description="operation")
     def of_operation(self, row: Any) -> str:
-        return show.operation_link(row.operation_id)
+        return show.NOTHING if row.operation_id is None else show.operation_link(row.operation_id)
 
     def get_exclude(self, request: HttpRequest, obj: Any = None) -> tuple[str, ...]:
         return ("operation",)  # of_operation says it without reading the operation

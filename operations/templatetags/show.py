@@ -89,6 +89,17 @@ def distance(at: datetime, now: datetime) -> str:
 
 
 @register.filter
+def percent(share: float | None) -> str:
+    return NOTHING if share is None else f"{100 * share:.1f} %"
+
+
+@register.filter
+def seconds(length: float | None) -> str:
+    """Give so many seconds as a length of time."""
+    return NOTHING if length is None else span(timedelta(seconds=length))
+
+
+@register.filter
 def span(length: timedelta) -> str:
     """Give a length of time in its largest unit, two where the first alone would be coarse."""
     seconds = abs(length.total_seconds())

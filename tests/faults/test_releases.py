@@ -4,7 +4,7 @@ import uuid
 
 import pytest
 
-from tests.faults.lab import LONG_SECONDS, PROBES, RELAY_PERIOD_SECONDS, eventually
+from tests.faults.lab import LONG_SECONDS, MARGIN_SECONDS, PROBES, RELAY_PERIOD_SECONDS, eventually
 
 pytestmark = [pytest.mark.process, pytest.mark.embedded]
 
@@ -101,7 +101,7 @@ class TestUnknownJob:
         assert lab.rows("SELECT * FROM operations_badmessage") == []
         second()
 
-        operation = lab.wait_final(id, within=GRACE_SECONDS + 2 * RELAY_PERIOD_SECONDS + 2)
+        operation = lab.wait_final(id, within=GRACE_SECONDS + 2 * RELAY_PERIOD_SECONDS + MARGIN_SECONDS)
         assert (operation["result"], operation["attempt"], lab.worker.pid) == (ECHO, 1, pid)
         assert lab.history(id)[1] == UNKNOWN
 

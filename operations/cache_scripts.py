@@ -1,0 +1,81 @@
+"""What is asked of the cache's server in one go, so that nothing comes in between."""
+
+# Note [A revision is a nonce]
+# Each value is stored under a key that contains its revision, a random nonce kept beside it. A reader takes
+# the revision first, then loads; a writer takes it away after commit, and the next reader makes up another.
+# So what a slow reader stores goes under a revision that nobody asks for any more, and neither a flush nor an
+# eviction brings one back. To take away needs no memory: a full server can be told, too.
+
+NOW = "local t = redis.call('TIME'); local now = t[1] * 1000 + math.floor(t[2] / 1000)"
+
+# KEYS: revision, marks. ARGV: a new revision, its seconds, and how value, rebuild and cool keys begin.
+# → revision, whether a writer has marked it, the value, its milliseconds left, whether it is being rebuilt
+READ = f"""
+local revision = redis.call('GET', KEYS[1])
+if not revision then
+    redis.call('SET', KEYS[1], ARGV[1], 'EX', ARGV[2])
+    revision = ARGV[1]
+end
+if redis.call('EXISTS', KEYS[2]) == 1 then
+    {NOW}
+    if redis.call('ZCOUNT', KEYS[2], now, '+inf') > 0 then return {{revision, 1, false, 0, 0}} end
+end
+local value = redis.call('GET', ARGV[3] .. revision)
+if not value then return {{revision, 0, false, 0, 0}} end
+local busy = redis.call('EXISTS', ARGV[4] .. revision, ARGV[5] .. revision)
+return {{revision, 0, value, redis.call('PTTL', ARGV[3] .. revision), busy}}"""
+
+# KEYS: rebuild, cool. ARGV: a token, milliseconds. → 1: be the one who rebuilds; 0: another is; or how many
+# milliseconds nobody is to try, as a negative number
+LEAD = """
+local cooling = redis.call('PTTL', KEYS[2])
+if cooling > 0 then return -cooling end
+if redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2]) then return 1 end
+return 0"""
+
+# KEYS: value, rebuild. ARGV: token, text, milliseconds. Only who still leads stores: a leader that took too
+# long might put an older value over that of its follower.
+STORE = """
+if redis.call('GET', KEYS[2]) ~= ARGV[1] then return 0 end
+redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3])
+redis.call('DEL', KEYS[2])
+return 1"""
+
+# KEYS: cool, rebuild. ARGV: token, milliseconds
+GIVE_UP = """
+if redis.call('GET', KEYS[2]) ~= ARGV[1] then return 0 end
+redis.call('SET', KEYS[1], '1', 'PX', ARGV[2])
+redis.call('DEL', KEYS[2])
+return 1"""
+
+# KEYS: revision, marks. ARGV: writer, milliseconds. The revision goes, too: what was loaded before the commit
+# and comes late is not there when the mark ends.
+MARK = f"""
+{NOW}
+redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', now)
+redis.call('ZADD', KEYS[2], now + ARGV[2], ARGV[1])
+local last = redis.call('ZREVRANGE', KEYS[2], 0, 0, 'WITHSCORES')
+redis.call('PEXPIREAT', KEYS[2], last[2])
+redis.call('DEL', KEYS[1])
+return 1"""
+
+# KEYS: revision, marks, when it was told last. ARGV: writer
+INVALIDATE = f"""
+redis.call('DEL', KEYS[1])
+redis.call('ZREM', KEYS[2], ARGV[1])
+{NOW}
+redis.pcall('SET', KEYS[3], now)
+return 1"""
+
+# KEYS: a book. ARGV: seconds it is kept, then field and amount in turns; a field that ends in _max keeps the
+# largest
+BOOK = """
+for i = 2, #ARGV, 2 do
+    if string.sub(ARGV[i], -4) ~= '_max' then
+        redis.call('HINCRBYFLOAT', KEYS[1], ARGV[i], ARGV[i + 1])
+    elseif tonumber(redis.call('HGET', KEYS[1], ARGV[i]) or '0') < tonumber(ARGV[i + 1]) then
+        redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 1])
+    end
+end
+redis.call('EXPIRE', KEYS[1], ARGV[1])
+return 1"""

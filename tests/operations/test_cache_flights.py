@@ -1,0 +1,128 @@
+"""One load of a thing at a time, and none that began too early for who must see the last commit."""
+
+import threading
+import time
+
+import pytest
+
+from operations import cache_flights
+from operations.cache_flights import Background, Crowded, Flights
+from tests.threads import until
+
+PATIENT = 5.0
+
+
+class Load:
+    """A load that goes on until it is let."""
+
+    def __init__(self):
+        self.begun, self.may_end = threading.Semaphore(0), threading.Semaphore(0)
+        self.loads = 0
+
+    def __call__(self):
+        self.loads += 1
+        mine = self.loads
+        self.begun.release()
+        assert self.may_end.acquire(timeout=PATIENT)
+        return mine
+
+
+def ask(flights, load, *, exact, name="x", wait_seconds=PATIENT):
+    """Share a load in a thread of its own; give where its end is told."""
+    told = []
+
+    def share():
+        try:
+            told.append(flights.share(name, load, wait_seconds=wait_seconds, exact=exact))
+        except Exception as error:
+            told.append(error)
+
+    threading.Thread(target=share, daemon=True).start()
+    return told
+
+
+class TestShare:
+    def test_lets_those_who_come_meanwhile_have_the_same(self):
+        flights, load = Flights(), Load()
+        first = ask(flights, load, exact=False)
+        load.begun.acquire()
+        others = [ask(flights, load, exact=False) for _ in range(3)]
+        time.sleep(0.05)
+        load.may_end.release()
+
+        until(lambda: first and all(others))
+        assert [first, *others] == [[1]] * 4
+
+    def test_gives_exact_readers_no_load_that_began_before_them(self):
+        flights, load = Flights(), Load()
+        first = ask(flights, load, exact=True)
+        load.begun.acquire()
+        others = [ask(flights, load, exact=True) for _ in range(3)]
+        time.sleep(0.05)
+        load.may_end.release()
+        load.begun.acquire()
+        late = ask(flights, load, exact=True)
+        load.may_end.release(2)
+
+        until(lambda: first and all(others) and late)
+        assert first == [1]
+        assert others == [[2]] * 3  # one load for all of them, which began after they had asked
+        assert late == [3]
+
+    def test_raises_for_all_what_the_load_raises(self):
+        flights = Flights()
+
+        with pytest.raises(ZeroDivisionError):
+            flights.share("x", lambda: 1 / 0, wait_seconds=1)
+
+        assert flights.share("x", lambda: 7, wait_seconds=1) == 7
+
+    def test_waits_for_no_load_longer_than_it_may(self):
+        flights, load = Flights(), Load()
+        ask(flights, load, exact=False)
+        load.begun.acquire()
+
+        for exact in (False, True):
+            with pytest.raises(Crowded):
+                flights.share("x", load, wait_seconds=0.05, exact=exact)
+        load.may_end.release()
+
+    def test_makes_room_for_a_few_at_once(self, monkeypatch):
+        monkeypatch.setattr(cache_flights, "AT_ONCE", 2)
+        flights, load = Flights(), Load()
+        for name in ("a", "b"):
+            ask(flights, load, exact=False, name=name)
+            load.begun.acquire()
+
+        with pytest.raises(Crowded):
+            flights.share("c", load, wait_seconds=0.05)
+        load.may_end.release(2)
+        until(lambda: not flights._newest)
+        assert flights.share("c", lambda: 7, wait_seconds=1) == 7
+
+
+class TestBackground:
+    def test_does_a_thing_that_waits_already_once(self):
+        background, load = Background(threads=1), Load()
+        assert background.do("x", load)
+        load.begun.acquire()
+
+        assert not background.do("x", load)
+        load.may_end.release()
+        until(lambda: background.do("x", int))
+
+    def test_takes_no_more_than_it_has_room_for(self, monkeypatch):
+        monkeypatch.setattr(cache_flights, "MOST_WAITING", 2)
+        background, load = Background(threads=1), Load()
+
+        assert [background.do(name, load) for name in "abc"] == [True, True, False]
+        load.may_end.release(2)
+
+    def test_tells_of_what_fails_and_goes_on(self, caplog):
+        background, done = Background(threads=1), []
+
+        background.do("x", lambda: 1 / 0)
+        until(lambda: "cache.not_done" in caplog.text)
+
+        assert background.do("x", lambda: done.append(1))
+        until(lambda: done)
