@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from benchmarks.client import Answer, Connection, send
-from benchmarks.sides import Ours, Side, WorkMissing
+from benchmarks.sides import USERS, Ours, Reads, Side, WorkMissing
 
 SETTLE_SECONDS = 0.15  # for acknowledgements and events that follow the last commit
 POLL_SECONDS = 0.02
@@ -49,6 +49,34 @@ def round_of(side: Side, *, operations: int, latencies: int) -> dict[str, Sample
     side.check(before, accepted=2 * operations + latencies, ran=2 * operations + latencies)
     side.rest()
     return samples
+
+
+def reads_of(side: Reads, *, operations: int) -> dict[str, Sample]:
+    """Measure reads of what is cached and of what is not, each way through our cache and another.
+
+    In short turns: a read costs so little that what else the machine does would decide.
+    """
+    samples = {way: Sample(0) for way in ("missed", "query", "cached", "bare")}
+    for _ in range(max(1, operations // USERS)):
+        side.forget()
+        for way, sample in samples.items():
+            if way == "bare":  # what it reads was not put there by the ways before
+                send(side.url, side.gets(way), expecting=200)
+            _add(sample, _requests(side, side.gets(way), expecting=200)[0])
+    return samples
+
+
+def _add(sample: Sample, turn: Sample) -> None:
+    """Let `sample` be the mean of what it was and of one more turn."""
+    whole = sample.operations + turn.operations
+    parts = {part: sample.parts_ms.get(part, 0.0) for part in turn.parts_ms}
+    sample.parts_ms = {
+        part: (before * sample.operations + turn.parts_ms[part] * turn.operations) / whole
+        for part, before in parts.items()
+    }
+    sample.operations, sample.seconds = whole, sample.seconds + turn.seconds
+    sample.cpu_ms = sum(sample.parts_ms.values())
+    sample.latencies_ms += turn.latencies_ms
 
 
 def backlog_of(side: Side, *, operations: int) -> Sample:

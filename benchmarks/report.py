@@ -38,6 +38,8 @@ ROWS = (
     Row("idle latency", P50, ("ours", "latency"), ("defaults", "latency"), 1.5),
     Row("idle latency", P99, ("ours", "latency"), ("defaults", "latency")),
     Row("idle latency, careful baseline", P50, ("ours", "latency"), ("careful", "latency")),
+    Row("read of what is cached", CPU, ("reads", "cached"), ("reads", "bare"), 1.3),
+    Row("read of what is not", CPU, ("reads", "missed"), ("reads", "query"), 1.2),
     Row("accept, against the earlier", CPU, ("ours", "accept"), ("earlier", "accept"), 1.1),
     Row("worker, against the earlier", CPU, ("ours", "run"), ("earlier", "run"), 1.1),
     Row("whole, against the earlier", CPU, ("ours", "whole"), ("earlier", "whole"), 1.1),

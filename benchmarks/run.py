@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from benchmarks import paths, report
-from benchmarks.sides import Baseline, Earlier, Ours, Side
+from benchmarks.sides import Baseline, Earlier, Ours, Reads, Side
 from deploy.local.ending import end_on_signals
 from deploy.local.servers import Servers
 
@@ -62,6 +62,7 @@ def _measure(arguments: argparse.Namespace) -> list[report.Round]:
             Ours("ours", directory / "ours", servers),
             Baseline("careful", directory / "careful", servers),
             Baseline("defaults", directory / "defaults", servers),
+            Reads("reads", directory / "reads", servers),
         ]
         if arguments.against is not None:
             sides.append(Earlier("earlier", directory / "earlier", servers, arguments.against))
@@ -86,12 +87,18 @@ def _told(number: int, sides: list[Side], arguments: argparse.Namespace) -> repo
 def _round(sides: list[Side], arguments: argparse.Namespace) -> report.Round:
     measured: dict[tuple[str, str], paths.Sample] = {}
     for side in sides:
-        samples = paths.round_of(side, operations=arguments.operations, latencies=arguments.latencies)
+        samples = _samples(side, arguments)
         measured |= {(side.name, path): sample for path, sample in samples.items()}
     for side in sides:
         if arguments.backlog and side.name in WITH_BACKLOG:
             measured[side.name, "backlog"] = paths.backlog_of(side, operations=arguments.backlog)
     return measured
+
+
+def _samples(side: Side, arguments: argparse.Namespace) -> dict[str, paths.Sample]:
+    if isinstance(side, Reads):
+        return paths.reads_of(side, operations=arguments.operations)
+    return paths.round_of(side, operations=arguments.operations, latencies=arguments.latencies)
 
 
 def _say(line: str) -> None:

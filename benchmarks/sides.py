@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import psycopg
+import redis
 
 from benchmarks import cpu
 from benchmarks.client import Answer, request
@@ -31,6 +32,13 @@ MAKE_USERS = """
     )
     INSERT INTO authtoken_token (key, created, user_id) SELECT md5(id || random()::text), now(), id FROM made
     RETURNING key"""
+
+
+ITEMS = 10  # that each user owns, to be read
+MAKE_ITEMS = """
+    INSERT INTO inventory_inventoryitem (user_id, sku, quantity, version)
+    SELECT id, 'sku-' || n, n, 1 FROM auth_user, generate_series(1, %s) AS n"""
+CACHE_DATABASE = 1  # as in config/settings.py
 
 
 class WorkMissing(AssertionError):
@@ -239,6 +247,27 @@ class Earlier(Ours):
     def __init__(self, name: str, directory: Path, servers: Servers, checkout: Path) -> None:
         super().__init__(name, directory, servers)
         self.checkout = checkout.resolve()
+
+
+class Reads(Ours):
+    """Teguh's web process alone, with the views of benchmarks/reads."""
+
+    settings = "benchmarks.reads.settings"
+    kinds = ("web",)
+
+    def start(self) -> None:
+        super().start()
+        self._connection.execute(MAKE_ITEMS, [ITEMS])
+        self._users = [id for (id,) in self._connection.execute("SELECT id FROM auth_user ORDER BY id")]
+
+    def gets(self, way: str) -> list[bytes]:
+        """Write down a request for each user, in one of the ways of benchmarks/reads/urls.py."""
+        return [request("GET", f"/{way}/{id}", {}) for id in self._users]
+
+    def forget(self) -> None:
+        """Empty the cache."""
+        with redis.Redis.from_url(self._servers.redis_url, db=CACHE_DATABASE) as client:
+            client.flushdb()
 
 
 class Baseline(Side):

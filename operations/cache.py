@@ -19,7 +19,7 @@ from django.utils import timezone
 
 from operations import cache_names, cache_rebuild, cache_store, metrics
 from operations.cache_books import book
-from operations.cache_flights import Background, Crowded, Flights
+from operations.cache_flights import Background
 from operations.cache_names import Place
 from operations.cache_orders import Order, orders
 from operations.cache_rebuild import ABSENT, Unavailable, breaker
@@ -32,10 +32,8 @@ log = logging.getLogger(__name__)
 
 MARK_SECONDS = 60.0  # how long a writer's mark outlives what it may still take to commit
 OWED_SECONDS = 5.0  # after which the relay does what a process that committed has not done
-# What a reader gets when it had no turn to load. Every reader behind it waits as long, so they come apart.
-CROWDED_SECONDS = 2.0
 
-_flights, _background = Flights(), Background(threads=2)
+_background = Background(threads=2)
 _declared: dict[str, "Cached"] = {}
 
 
@@ -91,16 +89,18 @@ class Cached:
         place = self.place(parts)
         if breaker.bypasses():
             return self._past(place, parts, "error")
+        token = cache_store.new_name()
         try:
-            found = breaker.guard(lambda: cache_store.read(place))
+            found = cache_rebuild.look(self, place, token)
         except AWAY as error:
             log.warning("cache.away", extra={"cache": self.name, "error": type(error).__name__})
             return self._past(place, parts, "error")
         if found.is_marked:
             return self._past(place, parts, "miss")
-        if found.entry is None or not self.serves(found.entry):
-            return self._missed(place, found.revision, parts)
-        return self._served(place, found, found.entry, parts)
+        if found.entry is not None:
+            return self._served(place, found, found.entry, parts)
+        self._count("miss", "misses")
+        return cache_rebuild.value_of(cache_rebuild.obtain(self, place, found, token, parts))
 
     def invalidate_after_commit(self, *parts: object) -> None:
         """Make the values of `parts` stale when the open transaction commits; must be in one.
@@ -125,9 +125,8 @@ class Cached:
     def place(self, parts: tuple[object, ...]) -> Place:
         """Say where the value for `parts` and variants is kept."""
         name = self._named(parts, (*self.parts, *self.variants))
-        if not self.variants:
-            return Place(name, name, self.schema)
-        return Place(name, cache_names.name_of(self.name, parts[: len(self.parts)]), self.schema)
+        namespace = cache_names.name_of(self.name, parts[: len(self.parts)]) if self.variants else ""
+        return Place(name, namespace, self.schema)
 
     def serves(self, entry: Entry) -> bool:
         """Say whether a stored value may be served at all."""
@@ -160,6 +159,11 @@ class Cached:
         return "" if self.rebuild_seconds > 0 else "a rebuild must be given time"
 
     @property
+    def wait_seconds(self) -> float:
+        """Give the seconds that a reader waits for another: longer than a leader may take."""
+        return self.rebuild_seconds + cache_rebuild.FOLLOW_SECONDS
+
+    @property
     def soft_declared(self) -> float:
         return 0.8 * self.ttl_seconds if self.soft_seconds is None else self.soft_seconds
 
@@ -185,35 +189,21 @@ class Cached:
             self._count("hit", "hits")
             return ABSENT if entry.is_absent else entry.value
         self._count("stale", "stale")
-        metrics.CACHE_STALE_SECONDS.labels(self.name).observe(stale_for)
-        if not found.is_busy:
+        metrics.bound(metrics.CACHE_STALE_SECONDS, self.name).observe(stale_for)
+        if found.turn == 1:
             _background.do(place.name, partial(self._refresh, place, found.revision, parts))
         return entry.value
 
     def _refresh(self, place: Place, revision: str, parts: tuple[object, ...]) -> None:
         cache_rebuild.refresh(self, place, revision, parts)
 
-    def _missed(self, place: Place, revision: str, parts: tuple[object, ...]) -> Any:
-        self._count("miss", "misses")
-        lead = partial(cache_rebuild.led, self, place, revision, parts)
-        return self._shared(f"{place.name}={revision}", lead, exact=False)
-
     def _past(self, place: Place, parts: tuple[object, ...], result: str) -> Any:
-        """Load past the cache: what a commit may have changed since another began is loaded anew."""
         self._count(result, {"miss": "misses", "error": "errors"}[result])
-        return self._shared(place.name, partial(cache_rebuild.loaded, self, parts), exact=True)
-
-    def _shared(self, flight: str, load: Callable[[], str | None], *, exact: bool) -> Any:
-        seconds = 2 * (self.rebuild_seconds + cache_rebuild.FOLLOW_SECONDS)
-        try:
-            text = _flights.share(flight, load, wait_seconds=seconds, exact=exact)
-        except Crowded as crowded:
-            raise Unavailable(self.name, CROWDED_SECONDS) from crowded
-        return cache_rebuild.value_of(text)
+        return cache_rebuild.value_of(cache_rebuild.past(self, place, parts))
 
     def _count(self, result: str, field: str) -> None:
-        metrics.CACHE_REQUESTS.labels(self.name, result).inc()
-        book.count(self.name, field)
+        metrics.bound(metrics.CACHE_REQUESTS, self.name, result).inc()
+        book.count(self.name, **{field: 1})
 
 
 def invalidate(name: str, *, writer: str = "") -> None:
@@ -226,10 +216,10 @@ def invalidate(name: str, *, writer: str = "") -> None:
     try:
         cache_store.invalidate(name, writer=writer)
     except AWAY:
-        metrics.CACHE_INVALIDATIONS.labels(kind, "error").inc()
+        metrics.bound(metrics.CACHE_INVALIDATIONS, kind, "error").inc()
         raise
-    metrics.CACHE_INVALIDATIONS.labels(kind, "ok").inc()
-    book.count(kind, "invalidations")
+    metrics.bound(metrics.CACHE_INVALIDATIONS, kind, "ok").inc()
+    book.count(kind, invalidations=1)
 
 
 def about_to_change(names: Iterable[str], *, writer: str, seconds: float) -> None:

@@ -48,11 +48,12 @@ class Book:
         self._counted: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
         self._write_at = 0.0
 
-    def count(self, kind: str, field: str, amount: float = 1) -> None:
-        """Count something, named as in Figures; a field that ends in _max keeps the largest."""
+    def count(self, kind: str, **amounts: float) -> None:
+        """Count what happened, named as in Figures; a field that ends in _max keeps the largest."""
         with self._lock:
             mine = self._counted[kind]
-            mine[field] = max(mine[field], amount) if field.endswith("_max") else mine[field] + amount
+            for field, amount in amounts.items():
+                mine[field] = max(mine[field], amount) if field.endswith("_max") else mine[field] + amount
             now = time.monotonic()
             if now < self._write_at:
                 return

@@ -4,8 +4,9 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
@@ -21,6 +22,34 @@ Result = TypeVar("Result")
 
 class Crowded(Exception):
     """There was no turn, or no end of who had it, within the time that one may wait."""
+
+
+class Room:
+    """For a few loads at once in this process."""
+
+    def __init__(self) -> None:
+        """Have room for all."""
+        self._free = threading.BoundedSemaphore(AT_ONCE)
+        self._mine = threading.local()  # a load may need another cached value: it has its place already
+
+    @contextmanager
+    def hold(self, wait_seconds: float) -> Iterator[None]:
+        """Take a place for the block.
+
+        Raises:
+            Crowded: none was free in time.
+        """
+        if getattr(self._mine, "is_held", False):
+            yield
+            return
+        if not self._free.acquire(timeout=max(0.0, wait_seconds)):
+            raise Crowded
+        self._mine.is_held = True
+        try:
+            yield
+        finally:
+            self._mine.is_held = False
+            self._free.release()
 
 
 class Flight:
@@ -40,7 +69,6 @@ class Flights:
         """Begin with none."""
         self._lock = threading.Lock()
         self._newest: dict[str, Flight] = {}
-        self._room = threading.BoundedSemaphore(AT_ONCE)
 
     def share(
         self, name: str, load: Callable[[], Result], *, wait_seconds: float, exact: bool = False
@@ -59,7 +87,7 @@ class Flights:
             self._fly(name, flight, load, give_up_at)
         _, late = wait([flight.result], give_up_at - time.monotonic())
         if late:
-            raise Crowded(name)
+            raise Crowded
         result: Result = flight.result.result()
         return result
 
@@ -72,29 +100,22 @@ class Flights:
             return mine, True
 
     def _fly(self, name: str, flight: Flight, load: Callable[[], Any], give_up_at: float) -> None:
-        has_room = False
         try:
-            has_room = self._has_turn(flight, give_up_at)
-            if not has_room:
-                raise Crowded(name)  # noqa: TRY301 (those who wait for it must hear of it, too)
+            self._wait_for_turn(flight, give_up_at)
             with self._lock:
                 flight.has_begun = True
             flight.result.set_result(load())
         except BaseException as error:
             flight.result.set_exception(error)
         finally:
-            if has_room:
-                self._room.release()
             with self._lock:
                 if self._newest.get(name) is flight:
                     del self._newest[name]
 
-    def _has_turn(self, flight: Flight, give_up_at: float) -> bool:
-        """Wait for the one before, and for room."""
+    def _wait_for_turn(self, flight: Flight, give_up_at: float) -> None:
         before, flight.after = flight.after, None
         if before is not None and wait([before.result], give_up_at - time.monotonic()).not_done:
-            return False
-        return self._room.acquire(timeout=max(0.0, give_up_at - time.monotonic()))
+            raise Crowded
 
 
 class Background:

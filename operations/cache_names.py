@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Mapping
 from hashlib import sha256
 from string import Formatter
-from typing import Any, NamedTuple
+from typing import Any
 
 from django.conf import settings
 
@@ -21,33 +21,35 @@ class _Quoting(Formatter):
 _quoting = _Quoting()
 
 
-class Place(NamedTuple):
+class Place:
     """Where one value is kept. Readable beginnings are for people, digests keep keys short and apart."""
 
-    name: str  # its own: "shop:page:7:2"
-    namespace: str  # what a writer makes stale, with all that is in it: "shop:page:7"
-    schema: int = 1
+    __slots__ = ("_mine", "_ours", "_prefix", "name", "namespace")
+
+    def __init__(self, name: str, namespace: str = "", schema: int = 1) -> None:
+        """Take its own name ("shop:page:7:2") and what a writer makes stale with it ("shop:page:7")."""
+        self.name, self.namespace = name, namespace or name
+        kind, mine = kind_of(name), digest(name)
+        self._prefix = settings.KEY_PREFIX
+        self._mine = f"{kind}:{mine}:{schema}"
+        self._ours = f"{kind}:{digest(namespace) if namespace else mine}"
 
     @property
     def revision(self) -> str:
         """Give the key of the namespace's revision; the server's own run is added to it."""
-        return key("revision", self.namespace)
+        return f"{self._prefix}:revision:{self._ours}"
 
     @property
     def marks(self) -> str:
         """Give the key of the writers that are about to change the namespace."""
-        return key("marks", self.namespace)
+        return f"{self._prefix}:marks:{self._ours}"
 
     def value(self, revision: str) -> str:
-        return f"{key('value', self.name)}:{self.schema}:{revision}"
+        return f"{self._prefix}:value:{self._mine}:{revision}"
 
     def rebuild(self, revision: str) -> str:
-        """Give the key of the lock of who rebuilds the value."""
-        return f"{key('rebuild', self.name)}:{self.schema}:{revision}"
-
-    def cool(self, revision: str) -> str:
-        """Give the key that is there for a while after a rebuild has failed."""
-        return f"{key('cool', self.name)}:{self.schema}:{revision}"
+        """Give the key of who rebuilds the value, or that this has just failed."""
+        return f"{self._prefix}:rebuild:{self._mine}:{revision}"
 
 
 def filled(template: str, values: Mapping[str, Any]) -> str:
@@ -79,9 +81,8 @@ def quoted(part: str) -> str:
     return part.replace("%", "%25").replace(":", "%3A") if "%" in part or ":" in part else part
 
 
-def key(what: str, name: str) -> str:
-    """Give the key of something about a value or namespace of that name."""
-    return f"{beginning(what, kind_of(name))}{sha256(name.encode()).hexdigest()[:32]}"
+def digest(name: str) -> str:
+    return sha256(name.encode()).hexdigest()[:32]
 
 
 def beginning(what: str, kind: str) -> str:

@@ -3,9 +3,9 @@
 import json
 import logging
 import random
-import secrets
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from django.db import InterfaceError, OperationalError
@@ -13,8 +13,9 @@ from django.db import InterfaceError, OperationalError
 from operations import cache_store, metrics
 from operations.cache_books import book
 from operations.cache_breaker import Breaker
+from operations.cache_flights import Crowded, Flights, Room
 from operations.cache_names import Place
-from operations.cache_store import AWAY, Entry
+from operations.cache_store import AWAY, Entry, Found
 
 if TYPE_CHECKING:
     from operations.cache import Cached
@@ -25,8 +26,11 @@ ABSENT: Final = object()  # what a loader gives for a thing that is not there
 LOOK_SECONDS = 0.02  # between two looks for what a leader stores
 COOL_SECONDS = 5.0  # after a rebuild that failed nobody tries another
 FOLLOW_SECONDS = 2.0  # that a reader waits longer than a leader may take; then it loads for itself
+# What a reader gets when it had no turn to load in time. All behind it wait as long, so they come apart.
+CROWDED_SECONDS = 2.0
 
-breaker = Breaker()
+_encoder = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
+breaker, flights, room = Breaker(), Flights(), Room()
 
 
 class Unavailable(Exception):
@@ -48,79 +52,119 @@ def loaded(cached: "Cached", parts: tuple[object, ...]) -> str | None:
     if value is ABSENT:
         return None
     try:
-        return json.dumps(value, separators=(",", ":"), allow_nan=False)
+        return _encoder.encode(value)
     except (TypeError, ValueError) as error:
         raise TypeError(f"what {cached.name} loads is no JSON: {error}") from error
 
 
-def led(cached: "Cached", place: Place, revision: str, parts: tuple[object, ...]) -> str | None:
-    """Rebuild a value if nobody does, or wait for who does; load alone if that takes too long or is in vain.
+def look(cached: "Cached", place: Place, token: str) -> Found:
+    """Read a value that may be served; if there is none, a turn to rebuild it.
 
     Raises:
-        Unavailable: loading it has just failed.
+        redis.exceptions.RedisError: the cache is away, slow, full or read-only.
+    """
+    seconds = cached.rebuild_seconds
+    found = breaker.guard(
+        lambda: cache_store.read(place, strict=cached.strict, token=token, lead_seconds=seconds)
+    )
+    if found.entry is None or cached.serves(found.entry):
+        return found
+    turn = breaker.guard(lambda: cache_store.lead(place, found.revision, token, seconds=seconds))
+    return Found(found.revision, found.is_marked, None, turn)
+
+
+def obtain(cached: "Cached", place: Place, found: Found, token: str, parts: tuple[object, ...]) -> str | None:
+    """Rebuild a value if it is this reader's turn, or wait for who does.
+
+    Raises:
+        Unavailable: loading it has just failed, or there was no room for it in time.
+    """
+    if found.turn == 1:
+        return _rebuild(cached, place, found.revision, token, parts)
+    if found.turn < 0:
+        raise Unavailable(cached.name, -found.turn)
+    follow = partial(_follow, cached, place, parts)
+    return shared(cached, f"{place.name}={found.revision}", follow, exact=False)
+
+
+def past(cached: "Cached", place: Place, parts: tuple[object, ...]) -> str | None:
+    """Load past the cache: what a commit may have changed since another load began is loaded anew."""
+
+    def load() -> str | None:
+        with room.hold(cached.wait_seconds):
+            return loaded(cached, parts)
+
+    return shared(cached, place.name, load, exact=True)
+
+
+def shared(cached: "Cached", flight: str, load: Callable[[], str | None], *, exact: bool) -> str | None:
+    """Share a load with those of this process who want the same.
+
+    Raises:
+        Unavailable: there was no turn, no room or no end of it in time.
     """
     try:
-        found = _lead_or_follow(cached, place, revision, parts)
-    except AWAY as error:
-        log.warning("cache.away", extra={"cache": cached.name, "error": type(error).__name__})
-        found = None
-    if found is not None:
-        return found[0]
-    metrics.CACHE_FLIGHTS.labels(cached.name, "timeout").inc()
-    return loaded(cached, parts)
+        return flights.share(flight, load, wait_seconds=2 * cached.wait_seconds, exact=exact)
+    except Crowded as crowded:
+        raise Unavailable(cached.name, CROWDED_SECONDS) from crowded
 
 
 def refresh(cached: "Cached", place: Place, revision: str, parts: tuple[object, ...]) -> None:
     """Rebuild what is stale, if nobody does and that has not just failed."""
-    token = secrets.token_hex(8)
+    token = cache_store.new_name()
     if cache_store.lead(place, revision, token, seconds=cached.rebuild_seconds) == 1:
         _rebuild(cached, place, revision, token, parts)
 
 
-def _lead_or_follow(
-    cached: "Cached", place: Place, revision: str, parts: tuple[object, ...]
-) -> tuple[str | None] | None:
-    give_up_at = time.monotonic() + cached.rebuild_seconds + FOLLOW_SECONDS
-    token = secrets.token_hex(8)
-    while time.monotonic() < give_up_at:
-        turn = _turn(cached, place, revision, token)
-        if turn == 1:
-            return (_rebuild(cached, place, revision, token, parts),)
-        if turn < 0:
-            raise Unavailable(cached.name, -turn)
-        time.sleep(LOOK_SECONDS)
-        found = breaker.guard(lambda: cache_store.read(place))
-        if found.is_marked:
-            return None
-        if found.entry is not None and cached.serves(found.entry):
-            metrics.CACHE_FLIGHTS.labels(cached.name, "follower").inc()
-            return (text_of(found.entry),)
-        revision = found.revision  # another, if it was made stale meanwhile
-    return None
-
-
-def _turn(cached: "Cached", place: Place, revision: str, token: str) -> float:
-    return breaker.guard(lambda: cache_store.lead(place, revision, token, seconds=cached.rebuild_seconds))
+def _follow(cached: "Cached", place: Place, parts: tuple[object, ...]) -> str | None:
+    """Wait for who rebuilds it; take over where it is given up; load alone if that takes too long."""
+    give_up_at, token = time.monotonic() + cached.wait_seconds, cache_store.new_name()
+    try:
+        while time.monotonic() < give_up_at:
+            time.sleep(LOOK_SECONDS)
+            found = look(cached, place, token)
+            if found.entry is not None:
+                metrics.bound(metrics.CACHE_FLIGHTS, cached.name, "follower").inc()
+                return text_of(found.entry)
+            if found.turn:
+                return obtain(cached, place, found, token, parts)
+            if found.is_marked:
+                break
+    except AWAY as error:
+        log.warning("cache.away", extra={"cache": cached.name, "error": type(error).__name__})
+    metrics.bound(metrics.CACHE_FLIGHTS, cached.name, "timeout").inc()
+    with room.hold(cached.wait_seconds):
+        return loaded(cached, parts)
 
 
 def _rebuild(
     cached: "Cached", place: Place, revision: str, token: str, parts: tuple[object, ...]
 ) -> str | None:
     """Load as the only one, and store it under the revision that was read before the load."""
-    metrics.CACHE_FLIGHTS.labels(cached.name, "leader").inc()
+    try:
+        with room.hold(cached.wait_seconds):
+            text = _load(cached, place, revision, token, parts)
+    except Crowded as crowded:
+        _try(lambda: cache_store.give_up(place, revision, token, seconds=0))
+        raise Unavailable(cached.name, CROWDED_SECONDS) from crowded
+    seconds, roll = cached.kept_seconds(absent=text is None)
+    entry = cache_store.entry_text(place.name, text, seconds=seconds, roll=roll)
+    if _try(lambda: cache_store.store(place, revision, token, entry, seconds=seconds)) is False:
+        log.warning("cache.too_slow", extra={"cache": cached.name, "seconds": cached.rebuild_seconds})
+    return text
+
+
+def _load(cached: "Cached", place: Place, revision: str, token: str, parts: tuple[object, ...]) -> str | None:
+    metrics.bound(metrics.CACHE_FLIGHTS, cached.name, "leader").inc()
     began = time.monotonic()
     try:
         text = loaded(cached, parts)
-    except Exception as error:
+    except Exception as error:  # whatever a loader raises is its failure, and told to all who wait for it
         _count(cached, "error", time.monotonic() - began)
         _try(lambda: cache_store.give_up(place, revision, token, seconds=COOL_SECONDS))
         _tell_of(cached, error)
         raise Unavailable(cached.name, COOL_SECONDS) from error
     _count(cached, "ok", time.monotonic() - began)
-    seconds, roll = cached.kept_seconds(absent=text is None)
-    entry = cache_store.entry_text(place.name, text, seconds=seconds, roll=roll)
-    if _try(lambda: cache_store.store(place, revision, token, entry, seconds=seconds)) is False:
-        log.warning("cache.too_slow", extra={"cache": cached.name, "seconds": cached.rebuild_seconds})
     return text
 
 
@@ -132,10 +176,9 @@ def _tell_of(cached: "Cached", error: Exception) -> None:
 
 
 def _count(cached: "Cached", outcome: str, seconds: float) -> None:
-    metrics.CACHE_REBUILD.labels(cached.name, outcome).observe(seconds)
-    book.count(cached.name, "rebuilds" if outcome == "ok" else "failed")
-    book.count(cached.name, "rebuild_seconds", seconds)
-    book.count(cached.name, "rebuild_seconds_max", seconds)
+    metrics.bound(metrics.CACHE_REBUILD, cached.name, outcome).observe(seconds)
+    ended = {"rebuilds" if outcome == "ok" else "failed": 1}
+    book.count(cached.name, **ended, rebuild_seconds=seconds, rebuild_seconds_max=seconds)
 
 
 def roll() -> float:

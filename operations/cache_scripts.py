@@ -8,30 +8,39 @@
 
 NOW = "local t = redis.call('TIME'); local now = t[1] * 1000 + math.floor(t[2] / 1000)"
 
-# KEYS: revision, marks. ARGV: a new revision, its seconds, and how value, rebuild and cool keys begin.
-# → revision, whether a writer has marked it, the value, its milliseconds left, whether it is being rebuilt
+# What the lock of a rebuild says when that has failed: nobody is to try until it ends.
+COOL = "cool"
+
+# KEYS: revision, and marks if it is strict. ARGV: a new revision, its seconds, how value and rebuild keys
+# begin, a token with the milliseconds for which it may lead (none: it only looks)
+# → revision, whether a writer has marked it, the value, its milliseconds left, and a turn. Of a value: 1 if
+# it is not being rebuilt. Of none: as LEAD says.
 READ = f"""
 local revision = redis.call('GET', KEYS[1])
 if not revision then
     redis.call('SET', KEYS[1], ARGV[1], 'EX', ARGV[2])
     revision = ARGV[1]
 end
-if redis.call('EXISTS', KEYS[2]) == 1 then
+if KEYS[2] and redis.call('EXISTS', KEYS[2]) == 1 then
     {NOW}
     if redis.call('ZCOUNT', KEYS[2], now, '+inf') > 0 then return {{revision, 1, false, 0, 0}} end
 end
-local value = redis.call('GET', ARGV[3] .. revision)
-if not value then return {{revision, 0, false, 0, 0}} end
-local busy = redis.call('EXISTS', ARGV[4] .. revision, ARGV[5] .. revision)
-return {{revision, 0, value, redis.call('PTTL', ARGV[3] .. revision), busy}}"""
+local key, rebuild = ARGV[3] .. revision, ARGV[4] .. revision
+local value = redis.call('GET', key)
+if value then
+    return {{revision, 0, value, redis.call('PTTL', key), 1 - redis.call('EXISTS', rebuild)}}
+end
+if ARGV[6] and redis.call('SET', rebuild, ARGV[5], 'NX', 'PX', ARGV[6]) then
+    return {{revision, 0, false, 0, 1}}
+end
+local cooling = redis.call('GET', rebuild) == '{COOL}' and redis.call('PTTL', rebuild) or 0
+return {{revision, 0, false, 0, -cooling}}"""
 
-# KEYS: rebuild, cool. ARGV: a token, milliseconds. → 1: be the one who rebuilds; 0: another is; or how many
+# KEYS: rebuild. ARGV: a token, milliseconds. → 1: be the one who rebuilds; 0: another is; or how many
 # milliseconds nobody is to try, as a negative number
-LEAD = """
-local cooling = redis.call('PTTL', KEYS[2])
-if cooling > 0 then return -cooling end
+LEAD = f"""
 if redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2]) then return 1 end
-return 0"""
+return redis.call('GET', KEYS[1]) == '{COOL}' and -redis.call('PTTL', KEYS[1]) or 0"""
 
 # KEYS: value, rebuild. ARGV: token, text, milliseconds. Only who still leads stores: a leader that took too
 # long might put an older value over that of its follower.
@@ -41,11 +50,10 @@ redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3])
 redis.call('DEL', KEYS[2])
 return 1"""
 
-# KEYS: cool, rebuild. ARGV: token, milliseconds
-GIVE_UP = """
-if redis.call('GET', KEYS[2]) ~= ARGV[1] then return 0 end
-redis.call('SET', KEYS[1], '1', 'PX', ARGV[2])
-redis.call('DEL', KEYS[2])
+# KEYS: rebuild. ARGV: token, milliseconds in which nobody is to try
+GIVE_UP = f"""
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
+redis.call('SET', KEYS[1], '{COOL}', 'PX', ARGV[2])
 return 1"""
 
 # KEYS: revision, marks. ARGV: writer, milliseconds. The revision goes, too: what was loaded before the commit

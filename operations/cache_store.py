@@ -6,7 +6,6 @@ django-redis is the connection. Values are JSON and nothing else.
 import json
 import logging
 import random
-import secrets
 from collections.abc import Callable, Iterator
 from hashlib import sha1
 from typing import Any, NamedTuple, TypeVar
@@ -45,37 +44,48 @@ class Entry(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What the cache has in a place."""
+    """What the cache has in a place.
+
+    `turn`, of a value: 1 if it is not being rebuilt. Of none: 1 if this reader is to rebuild it, 0 if another
+    does; less if that has just failed, and nobody is to try for so many seconds.
+    """
 
     revision: str
     is_marked: bool  # a writer is about to change it: load, and store nothing
     entry: Entry | None
-    is_busy: bool = False  # it is being rebuilt, or that has just failed
+    turn: float = 0.0
 
 
-def read(place: Place) -> Found:
-    """Read revision and value in one round trip. A value that is no JSON of ours is none.
+def read(place: Place, *, strict: bool = True, token: str = "", lead_seconds: float = 0.0) -> Found:
+    """Read revision and value in one round trip; with a token, lead at once where there is no value.
+
+    A value that is no JSON of ours is none. Marks are looked for if it is `strict`.
 
     Raises:
         redis.exceptions.RedisError: the cache is away, slow, full or read-only.
     """
-    nonce, seconds = secrets.token_hex(8), int(LONGEST_SECONDS * random.uniform(1.5, 3))  # noqa: S311
-    values = [nonce, seconds, place.value(""), place.rebuild(""), place.cool("")]
-    revision, marked, stored, left_ms, busy = _in_one_run(
-        lambda run: script(READ, [f"{place.revision}:{run}", place.marks], values)
+    marks = [place.marks] if strict else []
+    values = [new_name(), int(LONGEST_SECONDS * random.uniform(1.5, 3)), place.value(""), place.rebuild("")]  # noqa: S311
+    values += [token, _ms(lead_seconds)] if token else []
+    revision, marked, stored, left_ms, turn = _in_one_run(
+        lambda redis, run: script(READ, [f"{place.revision}:{run}", *marks], values, redis)
     )
-    return Found(revision.decode(), bool(marked), _entry(stored, left_ms, place.name), bool(busy))
+    entry = _entry(stored, left_ms, place.name)
+    found = Found(revision.decode(), bool(marked), entry, _turn(turn))
+    if stored is None or entry is not None or not token:
+        return found
+    # It is to be overwritten, which the script can't tell.
+    return found._replace(turn=lead(place, found.revision, token, seconds=lead_seconds))
 
 
 def lead(place: Place, revision: str, token: str, *, seconds: float) -> float:
-    """Try to be the one who rebuilds a value, for at most so long.
+    """Try to be the one who rebuilds a value, for at most so long; give a turn as `Found` has."""
+    return _turn(script(LEAD, [place.rebuild(revision)], [token, _ms(seconds)]))
 
-    Returns:
-        1: be it. 0: another is. Less: the last one failed; nobody is to try for so many seconds.
-    """
-    keys = [place.rebuild(revision), place.cool(revision)]
-    told = int(script(LEAD, keys, [token, _ms(seconds)]))
-    return told if told >= 0 else told / 1_000
+
+def new_name() -> str:
+    """Make up a name that no other process makes up. It is no secret: whoever may write here may do worse."""
+    return f"{random.getrandbits(64):016x}"
 
 
 def store(place: Place, revision: str, token: str, text: str, *, seconds: float) -> bool:
@@ -84,14 +94,14 @@ def store(place: Place, revision: str, token: str, text: str, *, seconds: float)
 
 
 def give_up(place: Place, revision: str, token: str, *, seconds: float) -> None:
-    """Lead no more, and let nobody try to rebuild for a while what has just failed."""
-    script(GIVE_UP, [place.cool(revision), place.rebuild(revision)], [token, _ms(seconds)])
+    """Lead no more, and let nobody try for so long to rebuild what has just failed."""
+    script(GIVE_UP, [place.rebuild(revision)], [token, _ms(seconds)])
 
 
 def entry_text(name: str, value: str | None, *, seconds: float, roll: float) -> str:
     """Write down what `read` reads: `value` is JSON, or None for what is not there."""
-    about = json.dumps({"of": name, "kept": seconds, "roll": round(roll, 4)})
-    return f'{about[:-1]}, "absent": true}}' if value is None else f'{about[:-1]}, "value": {value}}}'
+    what = '"absent":true' if value is None else f'"value":{value}'
+    return f'{{"of":{json.dumps(name)},"kept":{seconds},"roll":{roll:.4f},{what}}}'
 
 
 def invalidate(namespace: str, *, writer: str) -> None:
@@ -100,21 +110,22 @@ def invalidate(namespace: str, *, writer: str) -> None:
     Raises:
         redis.exceptions.RedisError: the cache cannot be reached; the values may still be served.
     """
-    place = Place(namespace, namespace)
+    place = Place(namespace)
     told = told_key(cache_names.kind_of(namespace))
-    _in_one_run(lambda run: script(INVALIDATE, [f"{place.revision}:{run}", place.marks, told], [writer]))
+    keys = [place.marks, told]
+    _in_one_run(lambda redis, run: script(INVALIDATE, [f"{place.revision}:{run}", *keys], [writer], redis))
 
 
 def mark(namespace: str, *, writer: str, seconds: float) -> None:
     """Tell readers that values are about to change; they load them themselves, for at most so long."""
-    place = Place(namespace, namespace)
+    place = Place(namespace)
     values = [writer, _ms(seconds)]
-    _in_one_run(lambda run: script(MARK, [f"{place.revision}:{run}", place.marks], values))
+    _in_one_run(lambda redis, run: script(MARK, [f"{place.revision}:{run}", place.marks], values, redis))
 
 
 def unmark(namespace: str, *, writer: str) -> None:
     """Take back a writer's mark: it has changed nothing."""
-    client().zrem(Place(namespace, namespace).marks, writer)
+    client().zrem(Place(namespace).marks, writer)
 
 
 def answers() -> None:
@@ -133,7 +144,7 @@ def book(key: str, amounts: dict[str, float], *, seconds: int) -> None:
 
 
 # A mark stays: it is a promise of a writer that is about to commit.
-CLEARED = ("revision", "value", "rebuild", "cool")
+CLEARED = ("revision", "value", "rebuild")
 
 
 def clear(kind: str) -> int:
@@ -168,9 +179,9 @@ def client() -> Any:
     return get_redis_connection("default")
 
 
-def script(text: str, keys: list[str], values: list[Any]) -> Any:
+def script(text: str, keys: list[str], values: list[Any], redis: Any = None) -> Any:
     """Run a script by its digest; a server that was started anew has to be told it again."""
-    digest, redis = _digests[text], client()
+    digest, redis = _digests[text], client() if redis is None else redis
     try:
         return redis.evalsha(digest, len(keys), *keys, *values)
     except NoScriptError:
@@ -183,12 +194,13 @@ _digests = {
 }
 
 
-def _in_one_run(ask: Callable[[str], Result]) -> Result:
+def _in_one_run(ask: Callable[[Any, str], Result]) -> Result:
     """Ask with the server's run in the key of the revision; again, if it was started anew meanwhile."""
-    pool = client().connection_pool
+    redis = client()
+    pool = redis.connection_pool
     for _ in range(RUNS_MET):
         run = pool.run
-        result = ask(run)
+        result = ask(redis, run)
         if pool.run == run:
             return result
     raise NoConnection("the server of the cache is another each time")
@@ -212,6 +224,10 @@ def _understood(told: Any, left_seconds: float, name: str | None) -> Entry:
     absent = told.get("absent") is True
     value = None if absent else told["value"]
     return Entry(told["of"], value, absent, float(told["kept"]), left_seconds, float(told["roll"]))
+
+
+def _turn(told: int) -> float:
+    return told if told >= 0 else told / 1_000
 
 
 def _ms(seconds: float) -> int:

@@ -454,7 +454,7 @@ class TestRebuild:
 
         colour = declare("tests:colour", load_slowly, rebuild_seconds=0.1)
         first = []
-        reader = threading.Thread(target=lambda: first.append(cache_rebuild.led(*asked(colour), (7,))))
+        reader = threading.Thread(target=lambda: first.append(read_in_turn(colour)))
 
         reader.start()
         reader.join(5)
@@ -472,9 +472,11 @@ class TestRebuild:
         assert colour.get(7) == "old"
 
 
-def asked(cached):
-    place = cached.place((7,))
-    return cached, place, cache_store.read(place).revision
+def read_in_turn(cached):
+    """Read as a process of its own, that shares nothing with this one."""
+    place, token = cached.place((7,)), "its"
+    found = cache_rebuild.look(cached, place, token)
+    return cache_rebuild.obtain(cached, place, found, token, (7,))
 
 
 class TestAbsent:

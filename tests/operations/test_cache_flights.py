@@ -6,7 +6,7 @@ import time
 import pytest
 
 from operations import cache_flights
-from operations.cache_flights import Background, Crowded, Flights
+from operations.cache_flights import Background, Crowded, Flights, Room
 from tests.threads import until
 
 PATIENT = 5.0
@@ -87,18 +87,29 @@ class TestShare:
                 flights.share("x", load, wait_seconds=0.05, exact=exact)
         load.may_end.release()
 
-    def test_makes_room_for_a_few_at_once(self, monkeypatch):
-        monkeypatch.setattr(cache_flights, "AT_ONCE", 2)
-        flights, load = Flights(), Load()
-        for name in ("a", "b"):
-            ask(flights, load, exact=False, name=name)
-            load.begun.acquire()
 
-        with pytest.raises(Crowded):
-            flights.share("c", load, wait_seconds=0.05)
-        load.may_end.release(2)
-        until(lambda: not flights._newest)
-        assert flights.share("c", lambda: 7, wait_seconds=1) == 7
+class TestRoom:
+    def test_is_for_a_few_at_once(self, monkeypatch):
+        monkeypatch.setattr(cache_flights, "AT_ONCE", 2)
+        room, inside, leave = Room(), threading.Semaphore(0), threading.Event()
+
+        def stay():
+            with room.hold(1):
+                inside.release()
+                leave.wait(PATIENT)
+
+        threads = [threading.Thread(target=stay) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+            inside.acquire()
+
+        with pytest.raises(Crowded), room.hold(0.05):
+            pass
+        leave.set()
+        with room.hold(1), room.hold(0):  # a load that needs another cached value
+            pass
+        for thread in threads:
+            thread.join()
 
 
 class TestBackground:

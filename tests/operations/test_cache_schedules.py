@@ -9,10 +9,11 @@ import random
 import threading
 from contextlib import suppress
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 
-from operations import cache, cache_store
+from operations import cache, cache_rebuild, cache_store
 from operations.cache import Cached
 
 NAME = "tests:scheduled"
@@ -172,14 +173,21 @@ def play(lose_redis):
             new.pause()
             return real_store(*args, **how)
 
-        def lead(place, revision, token, *, seconds):
-            cache_store.client().set(place.rebuild(revision), token)  # the one before has just ended
-            return 1
+        def read(place, **how):
+            """Be the one who leads: the one before has just ended."""
+            found = cache_store.read(place)
+            if found.entry is None and not found.is_marked:
+                cache_store.client().set(place.rebuild(found.revision), how["token"])
+                return found._replace(turn=1)
+            return found
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(cache._flights, "share", lambda name, load, **how: load())
-            patch.setattr(cache_store, "lead", lead)
-            patch.setattr(cache_store, "store", store)
+            patch.setattr(cache_rebuild.flights, "share", lambda name, load, **how: load())
+            patch.setattr(
+                cache_rebuild,
+                "cache_store",
+                SimpleNamespace(**vars(cache_store) | {"read": read, "store": store}),
+            )
             new.perform([getattr(new, role) for role in roles], order)
         return new
 
@@ -273,9 +281,11 @@ class TestWithoutAGuard:
         """Every reader stores under the same key, and the writer deletes what is there."""
         found = cache_store.read
 
-        def read(place):
+        def read(place, **how):
             stored = cache_store.client().get(place.value("one"))
-            return found(place)._replace(revision="one", entry=cache_store._entry(stored, 60_000, place.name))
+            return found(place, **how)._replace(
+                revision="one", entry=cache_store._entry(stored, 60_000, place.name)
+            )
 
         def invalidate(namespace, *, writer):
             cache_store.client().delete(cache.find(NAME).place((7,)).value("one"))
@@ -286,7 +296,7 @@ class TestWithoutAGuard:
         assert self.find(play, ("read", "read", "write"))
 
     def test_of_the_servers_run_a_restart_brings_it_back(self, play, monkeypatch):
-        monkeypatch.setattr(cache_store, "_in_one_run", lambda ask: ask("one"))
+        monkeypatch.setattr(cache_store, "_in_one_run", lambda ask: ask(None, "one"))
 
         assert self.find(play, ("read", "keep", "write", "restart", "read"))
 

@@ -225,8 +225,7 @@ class TestBook:
         now = time.time()
         for hours_ago in (0, 1, 5):
             monkeypatch.setattr(time, "time", lambda ago=hours_ago: now - 3_600 * ago)
-            book.count("tests:colour", "hits")
-            book.count("tests:colour", "rebuild_seconds_max", 1.0 + hours_ago)
+            book.count("tests:colour", hits=1, rebuild_seconds_max=1.0 + hours_ago)
             book.write()
         monkeypatch.setattr(time, "time", lambda: now)
 
