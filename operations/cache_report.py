@@ -1,7 +1,7 @@
 """What there is to tell of the caches: as they are declared and ordered, how they do, whether they lie."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -81,6 +81,20 @@ def stale_after(cached: Cached) -> dict[str, list[str]]:
         for job in jobs.every()
     }
     return {job: templates for job, templates in found.items() if templates}
+
+
+def page(caches: Iterable[Cached]) -> str:
+    """Write the table of docs/caches.md: each cache, what it shows, and which job makes which key stale."""
+    head = "| cache | shows | told by | fresh, kept | stale after |\n|---|---|---|---|---|"
+    return "\n".join([head, *(_row(cached) for cached in caches)])
+
+
+def _row(cached: Cached) -> str:
+    shows = (cached.load.__doc__ or "").strip().partition("\n")[0]
+    stale = [f"`{job}`: `{each}`" for job, templates in stale_after(cached).items() for each in templates]
+    parts = ", ".join(f"`{part}`" for part in (*cached.parts, *cached.variants))
+    times = f"{cached.soft_declared:g} s, {cached.ttl_seconds:g} s{', strict' if cached.strict else ''}"
+    return f"| `{cached.name}` | {shows} | {parts} | {times} | {'<br>'.join(stale) or 'no job'} |"
 
 
 def compare(cached: Cached, parts: list[str] | None, *, most: int) -> Iterator[Compared]:

@@ -1,10 +1,15 @@
 """The page of caches: who may act, what is shown, what an act does."""
 
 import pytest
+import redis
+from django.core.cache import caches
 from django.urls import reverse
 
+from config import connections
 from operations import cache_store
 from operations.models import AuditEntry, CacheOrder
+from operations.publish import publish
+from tests.factories import make_operation
 from tests.operations.people import browser
 
 pytestmark = pytest.mark.django_db
@@ -15,6 +20,18 @@ CLEAR = {"cache": "tests:colour", "act": "clear", "reason": "it shows <b>old</b>
 
 def keeper():
     return browser("view_cacheorder", "control_jobcontrol")
+
+
+def beside(settings):
+    """Give the keys of every store, but for those of the cache that is cleared."""
+    urls = [settings.CACHE_URL, settings.LOCK_URL, settings.QUOTA_URL]
+    urls += [] if settings.ON_RABBITMQ else [connections.redis_url(settings.BROKER_URL)]
+    found = []
+    for url in urls:
+        with redis.Redis.from_url(url) as client:
+            keys = client.scan_iter(f"{settings.KEY_PREFIX}:*", count=1_000)
+            found.append({key for key in keys if b"tests:colour" not in key})
+    return found
 
 
 class TestCaches:
@@ -39,6 +56,22 @@ class TestCaches:
 
         assert "tests:colour" in shown
         assert "inventory.grant → inventory:view:{user_id}" in shown
+
+    def test_clears_nothing_beside_it(self, colour, settings, broker):
+        """C23: queues, locks, quotas, other caches and Django's own keys are as they were."""
+        colour.get(7)
+        caches["default"].set("somebody's", 1)
+        for url in (settings.LOCK_URL, settings.QUOTA_URL):
+            with redis.Redis.from_url(url) as client:
+                client.set(f"{settings.KEY_PREFIX}:of somebody", 1)
+        publish(make_operation(published_at=None))
+        before = beside(settings)
+
+        assert keeper().post(reverse(PAGE), CLEAR).status_code == 302
+
+        assert beside(settings) == before
+        assert broker.messages("inventory.sync")
+        assert caches["default"].get("somebody's") == 1
 
     def test_keeps_who_and_why(self, colour):
         one = keeper()

@@ -8,15 +8,15 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from redis.exceptions import RedisError
 
-from operations import cache_acts, cache_orders, cache_report
+from operations import cache, cache_acts, cache_orders, cache_report
 from operations.cache import Cached
 from operations.cache_books import KEPT_HOURS
 
-ACTS = ("list", "compare", "clear", "order", "reset")
+ACTS = ("list", "compare", "clear", "order", "reset", "page")
 
 
 class Command(BaseCommand):
-    """List caches, compare them with the data, clear them, order other times. Touches no other keys."""
+    """List caches, compare them with the data, clear them, order other times, write their page."""
 
     help = __doc__
 
@@ -36,11 +36,15 @@ class Command(BaseCommand):
         parser.add_argument("--json", action="store_true", help="print JSON, for programs")
 
     def handle(self, *, act: str, **options: Any) -> None:
+        if act == "page":
+            self.stdout.write(cache_report.page(cache.every()))
+        else:
+            self._tell(act, options)
+
+    def _tell(self, act: str, options: dict[str, Any]) -> None:
         try:
             told = [*self._done(act, options)]
-        except LookupError as unknown:
-            raise CommandError(str(unknown)) from unknown
-        except (TypeError, cache_orders.BadOrder) as bad:
+        except (LookupError, TypeError, cache_orders.BadOrder) as bad:
             raise CommandError(str(bad)) from bad
         except (RedisError, OSError) as away:
             raise CommandError(f"the cache does not answer: {type(away).__name__}") from away
