@@ -2,8 +2,8 @@
 
 from django.contrib import admin
 
-from operations.admin import acts, caches, controls, dead_letters, operations, people, records
+from operations.admin import acts, caches, controls, dead_letters, effects, operations, people, records
 
-__all__ = ["acts", "caches", "controls", "dead_letters", "operations", "people", "records"]
+__all__ = ["acts", "caches", "controls", "dead_letters", "effects", "operations", "people", "records"]
 
 admin.site.index_template = "operations/admin/overview.html"

@@ -17,6 +17,7 @@ MENU = {
         ("Operations", "deployed_code", "operations_operation_changelist", "operations.view_operation"),
         ("Dead letters", "inbox", "operations_deadletter_changelist", "operations.view_deadletter"),
         ("By signature", "stacks", "operations_deadletter_groups", "operations.view_deadletter"),
+        ("Unknown outcomes", "help", "operations_effect_settle", "operations.view_effect"),
         ("Holds and orders", "pan_tool", "operations_jobcontrol_order", "operations.view_jobcontrol"),
         ("Caches", "cached", "operations_cacheorder_caches", "operations.view_cacheorder"),
         ("Workers", "memory", "operations_workernode_changelist", "operations.view_workernode"),

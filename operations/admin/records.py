@@ -3,7 +3,6 @@
 from typing import Any
 
 from django.contrib import admin
-from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.utils import timezone
 
@@ -15,7 +14,6 @@ from operations.models import (
     AfterCommit,
     AuditEntry,
     BadMessage,
-    Effect,
     IdempotencyRecord,
     Reason,
     ResourceFence,
@@ -37,36 +35,6 @@ class Linked(ReadOnlyAdmin):
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> tuple[str, ...]:
         return ("of_operation",)
-
-
-@admin.register(Effect)
-class EffectAdmin(Linked):
-    """What operations did outside, and their own steps. What was sent and answered is not shown."""
-
-    list_display = (
-        "id",
-        "of_operation",
-        "step",
-        "generation",
-        "certainty",
-        "amount_minor",
-        "sent",
-        "concluded_by",
-        "run",
-    )
-    list_filter = ("certainty", "kind", "step")
-    search_fields = ("operation__id", "key")
-    search_help_text = "Operation, key"
-
-    def get_queryset(self, request: HttpRequest) -> QuerySet[Effect]:
-        return super().get_queryset(request).defer("request", "result")
-
-    def get_exclude(self, request: HttpRequest, obj: Any = None) -> tuple[str, ...]:
-        return ("operation", "request", "result")
-
-    @admin.display(description="sent")
-    def sent(self, row: Effect) -> str:
-        return show.NOTHING if row.sent_at is None else show.when(row.sent_at)
 
 
 @admin.register(Transition)

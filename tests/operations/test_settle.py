@@ -5,14 +5,17 @@ import json
 import pytest
 from django.core.management import CommandError, call_command
 from django.db.models.functions import Now
+from django.urls import reverse_lazy
 
 from operations import replays, settle
 from operations.models import AuditEntry, DeadLetter, Effect
 from operations.settle import Finding, Refused
+from tests.operations.people import browser
 from tests.tasks.test_effects import Charging, Provider, lost
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
+PAGE = reverse_lazy("admin:operations_effect_settle")
 CONFIRMED = Finding("confirmed", "ch_1", "the bank's statement has it", {"of": "the bank"})
 REFUSED = Finding("refused", "ticket 7", "the bank knows nothing of it")
 
@@ -187,3 +190,85 @@ class TestCommand:
     def test_says_what_is_wrong(self, arguments, why):
         with pytest.raises(CommandError, match=why):
             call_command("effects", *arguments)
+
+
+class TestPage:
+    SAID = {
+        "certainty": "confirmed",
+        "reference": "ch_1",
+        "result": '{"of": "the bank"}',
+        "reason": "the <b>statement</b> has it",
+    }
+
+    def post(self, one, **said):
+        return one.post(PAGE, self.SAID | {"effect": effect().pk} | said, headers={"X-Request-ID": "r-7"})
+
+    @pytest.mark.parametrize(
+        ("permissions", "answers"),
+        [
+            ((), [403, 403]),
+            (("settle_effect",), [403, 403]),
+            (("view_effect",), [200, 403]),
+            (("view_effect", "settle_effect"), [200, 302]),
+        ],
+    )
+    def test_wants_a_permission_of_its_own(self, parked, permissions, answers):
+        one = browser(*permissions)
+
+        assert [one.get(PAGE).status_code, self.post(one).status_code] == answers
+        assert effect().certainty == ("confirmed" if 302 in answers else "maybe_sent")
+
+    def test_lets_a_replay_go_on_from_what_was_found(self, parked, charging, provider):
+        one = settler()
+        self.post(one)
+
+        replays.replay(DeadLetter.objects.get().id, actor="ann", reason="settled")
+
+        assert charging.work(parked).status == "succeeded"
+        assert charging.answers == [{"of": "the bank", "reference": "ch_1"}]
+        entry = AuditEntry.objects.get(action="settle")
+        assert (entry.actor, entry.request_id) == (one.user.get_username(), "r-7")
+
+    def test_shows_what_is_unresolved_and_by_which_key(self, parked):
+        one = settler()
+
+        assert effect().key in one.get(PAGE).content.decode()
+        self.post(one)
+        assert "Nothing is unknown" in one.get(PAGE).content.decode()
+
+    def test_takes_two_above_a_limit_and_shows_what_the_first_has_said(self, parked, settings):
+        Effect.objects.update(amount_minor=settings.SETTLE_ALONE_UP_TO_MINOR + 1)
+        first, second = settler(), settler()
+
+        self.post(first)
+        assert effect().certainty == "maybe_sent"
+        shown = second.get(PAGE).content.decode()
+        assert "&lt;b&gt;statement" in shown
+        assert "has proposed it" in self.post(first).content.decode()
+        assert "agree first" in self.post(second, reference="ch_2").content.decode()
+
+        assert self.post(second).status_code == 302
+        assert effect().certainty == "confirmed"
+
+    @pytest.mark.parametrize(
+        "wrong",
+        [
+            {"effect": "0"},
+            {"certainty": "maybe_sent"},
+            {"reference": " "},
+            {"reason": ""},
+            {"result": "{"},
+            {"result": "[1]"},
+        ],
+    )
+    def test_that_makes_no_sense_changes_nothing(self, parked, wrong):
+        answer = self.post(settler(), **wrong)
+
+        assert answer.status_code == 200
+        assert "tg-wrong" in answer.content.decode()
+        assert effect().certainty == "maybe_sent"
+        assert not AuditEntry.objects.exists()
+
+
+def settler():
+    return browser("view_effect", "settle_effect", "view_operation")
