@@ -7,6 +7,7 @@ Declare one in an app's `caches.py`, which every process reads at start:
 """
 
 import logging
+import os
 import uuid
 from collections.abc import Callable, Iterable
 from dataclasses import KW_ONLY, dataclass
@@ -19,7 +20,7 @@ from django.utils import timezone
 
 from operations import cache_names, cache_rebuild, cache_store, metrics
 from operations.cache_books import book
-from operations.cache_flights import Background
+from operations.cache_flights import Background, chores
 from operations.cache_names import Place
 from operations.cache_orders import Order, orders
 from operations.cache_rebuild import ABSENT, Unavailable, breaker
@@ -86,19 +87,19 @@ class Cached:
         Raises:
             Unavailable: there is none, and it can't be loaded just now.
         """
-        place = self.place(parts)
+        place, alone = self.place(parts), _in_transaction()
         if breaker.bypasses():
-            return self._past(place, parts, "error")
-        token = cache_store.new_name()
+            return self._past(place, parts, "error", alone)
+        token = "" if alone else cache_store.new_name()
         try:
             found = cache_rebuild.look(self, place, token)
         except AWAY as error:
             log.warning("cache.away", extra={"cache": self.name, "error": type(error).__name__})
-            return self._past(place, parts, "error")
-        if found.is_marked:
-            return self._past(place, parts, "miss")
+            return self._past(place, parts, "error", alone)
         if found.entry is not None:
             return self._served(place, found, found.entry, parts)
+        if found.is_marked or alone:
+            return self._past(place, parts, "miss", alone)
         self._count("miss", "misses")
         return cache_rebuild.value_of(cache_rebuild.obtain(self, place, found, token, parts))
 
@@ -197,9 +198,10 @@ class Cached:
     def _refresh(self, place: Place, revision: str, parts: tuple[object, ...]) -> None:
         cache_rebuild.refresh(self, place, revision, parts)
 
-    def _past(self, place: Place, parts: tuple[object, ...], result: str) -> Any:
+    def _past(self, place: Place, parts: tuple[object, ...], result: str, alone: bool) -> Any:
         self._count(result, {"miss": "misses", "error": "errors"}[result])
-        return cache_rebuild.value_of(cache_rebuild.past(self, place, parts))
+        load = cache_rebuild.loaded if alone else partial(cache_rebuild.past, place=place)
+        return cache_rebuild.value_of(load(self, parts=parts))
 
     def _count(self, result: str, field: str) -> None:
         metrics.bound(metrics.CACHE_REQUESTS, self.name, result).inc()
@@ -247,6 +249,24 @@ def every() -> list[Cached]:
 
 def find(kind: str) -> Cached | None:
     return _declared.get(kind)
+
+
+# Note [What is loaded in a transaction is stored by nobody]
+# A transaction sees what it has written and may take back, or a snapshot from before a commit that the cache
+# has been told of. So within one, what is cached is served; anything else is loaded for this reader alone.
+def _in_transaction() -> bool:
+    """Say whether this thread has a transaction open, other than the one that Django's TestCase is in."""
+    blocks = transaction.get_connection().atomic_blocks
+    return any(not getattr(block, "_from_testcase", False) for block in blocks)
+
+
+def _begin_anew() -> None:
+    """Let a child have locks that no thread of its parent holds, and threads of its own."""
+    for each in (breaker, cache_rebuild.flights, cache_rebuild.room, _background, chores, book):
+        each.begin()
+
+
+os.register_at_fork(after_in_child=_begin_anew)
 
 
 def _strict(names: Iterable[str]) -> list[str]:

@@ -44,6 +44,10 @@ class Book:
 
     def __init__(self) -> None:
         """Begin with nothing."""
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin anew, as in a child: what the parent has counted, it writes down itself."""
         self._lock = threading.Lock()
         self._counted: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
         self._write_at = 0.0

@@ -34,11 +34,11 @@ class Breaker:
 
     def __init__(self) -> None:
         """Begin closed."""
-        self._lock = threading.Lock()
         self.begin()
 
     def begin(self) -> None:
-        """Forget everything, as for a test."""
+        """Begin closed, as a child does; others have their own."""
+        self._lock = threading.Lock()
         self._failures = 0
         self.is_open = False
         self._look_at = 0.0

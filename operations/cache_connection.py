@@ -8,6 +8,7 @@ import re
 from typing import Any
 
 from redis.connection import ConnectionPool
+from redis.exceptions import ResponseError
 
 RUN = re.compile(rb"run_id:([0-9a-f]{8})")
 
@@ -24,6 +25,9 @@ class Pool(ConnectionPool):
     def _greet(self, connection: Any) -> None:
         connection.on_connect()
         connection.send_command("INFO", "server")
-        told = connection.read_response()
+        try:
+            told = connection.read_response()
+        except ResponseError:  # this user may not ask: then a restart is what it is for any cache
+            told = b""
         found = RUN.search(told if isinstance(told, bytes) else str(told).encode())
         self.run = found.group(1).decode() if found else ""

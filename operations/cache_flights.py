@@ -1,7 +1,6 @@
 """One load of a thing at a time in this process, and a few in the background."""
 
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -29,6 +28,10 @@ class Room:
 
     def __init__(self) -> None:
         """Have room for all."""
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin anew, as in a child: a thread of the parent may have held a lock when it forked."""
         self._free = threading.BoundedSemaphore(AT_ONCE)
         self._mine = threading.local()  # a load may need another cached value: it has its place already
 
@@ -67,6 +70,10 @@ class Flights:
 
     def __init__(self) -> None:
         """Begin with none."""
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin anew, as in a child."""
         self._lock = threading.Lock()
         self._newest: dict[str, Flight] = {}
 
@@ -124,22 +131,27 @@ class Background:
     def __init__(self, threads: int) -> None:
         """Start none before one is needed."""
         self._threads = threads
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin anew, as in a child, which has none of its parent's threads."""
         self._lock = threading.Lock()
-        self._pid = 0
         self._pool: ThreadPoolExecutor | None = None
         self._waiting: set[str] = set()
 
     def do(self, name: str, work: Callable[[], object]) -> bool:
         """Do it soon, if that is not about to be done and there is room; say whether."""
         with self._lock:
-            if self._pid != os.getpid():  # a fork has the parent's pool, and none of its threads
-                self._pid, self._waiting = os.getpid(), set()
+            if self._pool is None:
                 self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="cache")
-            if name in self._waiting or len(self._waiting) >= MOST_WAITING or self._pool is None:
+            if name in self._waiting or len(self._waiting) >= MOST_WAITING:
                 return False
             self._waiting.add(name)
             pool = self._pool
-        pool.submit(_do, work).add_done_callback(partial(self._done, name))
+        try:
+            pool.submit(_do, work).add_done_callback(partial(self._done, name))
+        except RuntimeError:  # the process is about to end
+            return False
         return True
 
     def _done(self, name: str, work: "Future[object]") -> None:

@@ -58,7 +58,7 @@ def loaded(cached: "Cached", parts: tuple[object, ...]) -> str | None:
 
 
 def look(cached: "Cached", place: Place, token: str) -> Found:
-    """Read a value that may be served; if there is none, a turn to rebuild it.
+    """Read a value that may be served; if there is none, and with a token, a turn to rebuild it.
 
     Raises:
         redis.exceptions.RedisError: the cache is away, slow, full or read-only.
@@ -69,6 +69,8 @@ def look(cached: "Cached", place: Place, token: str) -> Found:
     )
     if found.entry is None or cached.serves(found.entry):
         return found
+    if not token:
+        return found._replace(entry=None)
     turn = breaker.guard(lambda: cache_store.lead(place, found.revision, token, seconds=seconds))
     return Found(found.revision, found.is_marked, None, turn)
 
@@ -87,7 +89,7 @@ def obtain(cached: "Cached", place: Place, found: Found, token: str, parts: tupl
     return shared(cached, f"{place.name}={found.revision}", follow, exact=False)
 
 
-def past(cached: "Cached", place: Place, parts: tuple[object, ...]) -> str | None:
+def past(cached: "Cached", *, place: Place, parts: tuple[object, ...]) -> str | None:
     """Load past the cache: what a commit may have changed since another load began is loaded anew."""
 
     def load() -> str | None:

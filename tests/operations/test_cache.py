@@ -1,5 +1,7 @@
 """Cached values: fresh after a commit whatever slow readers do, and not in the way when the cache is away."""
 
+import os
+import signal
 import socket
 import threading
 import time
@@ -11,7 +13,16 @@ from django.db import transaction
 from prometheus_client.registry import REGISTRY
 from redis.exceptions import RedisError
 
-from operations import cache, cache_breaker, cache_names, cache_orders, cache_rebuild, cache_store
+from operations import (
+    cache,
+    cache_books,
+    cache_breaker,
+    cache_flights,
+    cache_names,
+    cache_orders,
+    cache_rebuild,
+    cache_store,
+)
 from operations.cache import ABSENT, Unavailable, UnsafeCache
 from operations.cache_breaker import Breaker
 from operations.cache_orders import Order
@@ -136,6 +147,78 @@ class TestGet:
 
         # One timeout is waited for, not one for each command.
         assert time.monotonic() - began < 0.8
+
+
+@pytest.mark.django_db(transaction=True)
+class TestInTransaction:
+    """What a transaction loads may be taken back, or be older than what the cache was told."""
+
+    def test_serves_what_is_cached(self, colour, source):
+        colour.get(7)
+        with transaction.atomic():
+            assert colour.get(7) == "old"
+
+        assert source.loads == 1
+
+    def test_stores_nothing_that_is_not_committed(self, colour, source):
+        with transaction.atomic():
+            source.value = "taken back"
+            assert colour.get(7) == "taken back"
+            transaction.set_rollback(True)
+        source.value = "old"
+
+        assert colour.get(7) == "old"
+
+    def test_waits_for_nobody(self, colour, source):
+        place = colour.place((7,))
+        found = cache_store.read(place)
+        assert cache_store.lead(place, found.revision, "another's", seconds=5) == 1
+
+        with transaction.atomic():
+            assert colour.get(7) == "old"
+
+        assert source.loads == 1
+
+    def test_sees_what_it_has_written_beside_a_load_that_does_not(self, declare):
+        inside, leave, seen = threading.Event(), threading.Event(), []
+
+        def load(*parts):
+            if threading.current_thread() is reader:
+                inside.set()
+                leave.wait(5)
+                return "old"
+            return "mine"
+
+        exact = declare("tests:exact", load, strict=True)
+        reader = threading.Thread(target=lambda: seen.append(exact.get(7)))
+        cache.about_to_change(["tests:exact:7"], writer="one", seconds=0)
+        reader.start()
+        inside.wait(5)
+
+        with transaction.atomic():
+            assert exact.get(7) == "mine"
+        leave.set()
+        reader.join(5)
+
+        assert seen == ["old"]
+
+
+class TestFork:
+    def test_leaves_no_lock_of_the_parent_held(self, colour):
+        """A thread of the parent is in the middle of things when it forks."""
+        colour.get(7)
+        held = [cache_rebuild.flights._lock, cache_rebuild.breaker._lock, cache_books.book._lock]
+        held += [cache._background._lock, cache_flights.chores._lock]
+        for lock in held:
+            lock.acquire()
+        child = os.fork()
+        if not child:  # pragma: no cover
+            signal.alarm(5)
+            os._exit(colour.get(7) != "old" or not cache._background.do("x", int))
+        for lock in held:
+            lock.release()
+
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 class TestInvalidate:

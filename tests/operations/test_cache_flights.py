@@ -129,6 +129,13 @@ class TestBackground:
         assert [background.do(name, load) for name in "abc"] == [True, True, False]
         load.may_end.release(2)
 
+    def test_does_nothing_more_in_a_process_that_ends(self):
+        background = Background(threads=1)
+        background.do("x", int)
+        background._pool.shutdown()
+
+        assert not background.do("y", int)
+
     def test_tells_of_what_fails_and_goes_on(self, caplog):
         background, done = Background(threads=1), []
 
