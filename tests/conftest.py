@@ -25,6 +25,7 @@ from operations.reminders import reminders
 from tasks import after_commit, heartbeat, lock_stores
 from tests import factories
 from tests.broker import DECLARED, RabbitBroker, broker_at, deliver
+from tests.caching import declaring
 from tests.cleaning import delete_rows
 from tests.environment import NAME, AnyServers, forget_keys, forget_queues
 from tests.stand_ins import StandInProvider
@@ -100,6 +101,14 @@ def broker(settings):
 def lose_redis(settings):
     """Give a function that loses every key of this session in Redis: cached values, locks, messages."""
     return lambda: forget_keys(settings.REDIS_URL, prefix=f"{settings.KEY_PREFIX}:")
+
+
+@pytest.fixture
+def declare(lose_redis):
+    """Give a function that declares a cache; no declaration and no value outlives the test."""
+    with declaring() as declare:
+        yield declare
+    lose_redis()
 
 
 @pytest.fixture(autouse=True)
