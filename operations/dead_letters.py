@@ -3,7 +3,7 @@
 import hashlib
 import re
 import traceback as tracebacks
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from django.conf import settings
@@ -14,6 +14,9 @@ from operations import effects, metrics
 from operations.models import Category, DeadLetter, Operation, Reason, Resolution
 from operations.publish import ask_for_report
 
+READ_LENGTH = (
+    500_000  # characters of an error's texts that are looked at: a body with all its escapes has less
+)
 MESSAGE_LENGTH = 1_000  # characters of an error's text that are kept
 TRACEBACK_LENGTH = 20_000  # characters, the end of it: the raising frame is there
 QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
@@ -36,6 +39,11 @@ class Failure:
     unresolved: bool = False  # an effect of the run may have been sent: it is looked up before all else
     parked: bool = False  # no look-up can help any more; a person has to
 
+    def shortened(self) -> "Failure":
+        """Give it with texts as long as they are kept."""
+        kept = {"message": self.message[:MESSAGE_LENGTH], "traceback": self.traceback[-TRACEBACK_LENGTH:]}
+        return replace(self, **kept)
+
     def as_json(self) -> dict[str, Any]:
         """Give the problem object that the API shows: {category, class, message, dependency, lock_lost?}."""
         beside = {"lock_lost": True} if self.lock_lost else {}
@@ -49,12 +57,15 @@ class Failure:
 
 
 def from_exception(error: BaseException, *, category: str, dependency: str = "") -> Failure:
-    """Reduce an exception, one whose text cannot be had included."""
+    """Reduce an exception, one whose text cannot be had included. Its texts are still to be scrubbed and cut.
+
+    In that order: of a secret that stands where a text is cut, the beginning would be left.
+    """
     return Failure(
         category=category,
         message=_text(error),
         error_class=type(error).__qualname__[:200],
-        traceback=_clean("".join(tracebacks.format_tb(error.__traceback__)))[-TRACEBACK_LENGTH:],
+        traceback=_clean("".join(tracebacks.format_tb(error.__traceback__)))[-READ_LENGTH:],
         frame=_own_frame(error),
         dependency=dependency,
         retry_after_seconds=getattr(error, "retry_after_seconds", None),
@@ -125,7 +136,7 @@ def _text(error: BaseException) -> str:
         text = str(error)
     except Exception as broken:
         text = f"(its text could not be had: {type(broken).__name__})"
-    return _clean(text)[:MESSAGE_LENGTH]
+    return _clean(text[:READ_LENGTH])
 
 
 def _clean(text: str) -> str:

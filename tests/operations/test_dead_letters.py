@@ -59,7 +59,7 @@ class TestFromException:
         ],
     )
     def test_keeps_of_a_text_what_can_be_stored(self, text, kept):
-        assert from_exception(ValueError(text), category="bug").message == kept
+        assert from_exception(ValueError(text), category="bug").shortened().message == kept
 
     def test_keeps_the_end_of_a_long_traceback(self):
         def dig(depth):
@@ -70,7 +70,7 @@ class TestFromException:
 
         with pytest.raises(ZeroDivisionError) as dug:
             dig(900)
-        failure = from_exception(dug.value, category="bug")
+        failure = from_exception(dug.value, category="bug").shortened()
 
         assert len(failure.traceback) <= 20_000
         assert failure.traceback.rstrip().endswith("^") or "1 / 0" in failure.traceback[-200:]
@@ -117,7 +117,7 @@ class TestSignature:
 class TestBury:
     def test_keeps_whatever_an_exception_may_say(self):
         operation = make_operation(status="failed_permanent", idempotency_key="k-1")
-        failure = from_exception(raised(ValueError("\0\ud800" + "x" * 100_000)), category="bug")
+        failure = from_exception(raised(ValueError("\0\ud800" + "x" * 100_000)), category="bug").shortened()
 
         buried = dead_letters.bury(operation, failure)
 

@@ -10,6 +10,7 @@ from rest_framework import serializers
 from rest_framework.serializers import ValidationError
 
 from operations import accept, jobs, secrecy
+from operations.dead_letters import MESSAGE_LENGTH, from_exception
 from operations.jobs import Payload, UnsafeJob
 from operations.models import AuditEntry, Operation, OperationData
 from tests.factories import make_failure, make_job, make_operation, make_request, work
@@ -79,6 +80,14 @@ class TestScrubbed:
 
         assert scrubbed.message == "no user has •••, sorry"
         assert SECRET not in scrubbed.traceback
+
+    def test_leaves_no_beginning_of_one_where_a_text_is_cut(self, job):
+        error = ValueError("x" * (MESSAGE_LENGTH - 3) + SECRET)
+
+        failure = from_exception(error, category="bug")
+        scrubbed = secrecy.scrubbed(failure, job, {"ref": "r", "password": SECRET})
+
+        assert scrubbed.message == "x" * (MESSAGE_LENGTH - 3) + "•••"
 
     def test_takes_out_the_longer_of_two_that_begin_alike_and_what_is_quoted(self, job):
         payload = {"ref": "r", "password": ["budi", "budi2024", 'a "quoted"\nline']}
