@@ -14,9 +14,7 @@ from operations import effects, metrics
 from operations.models import Category, DeadLetter, Operation, Reason, Resolution
 from operations.publish import ask_for_report
 
-READ_LENGTH = (
-    500_000  # characters of an error's texts that are looked at: a body with all its escapes has less
-)
+READ_LENGTH = 500_000  # characters of it that are looked at: a whole body, with all its escapes, is less
 MESSAGE_LENGTH = 1_000  # characters of an error's text that are kept
 TRACEBACK_LENGTH = 20_000  # characters, the end of it: the raising frame is there
 QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
@@ -41,8 +39,8 @@ class Failure:
 
     def shortened(self) -> "Failure":
         """Give it with texts as long as they are kept."""
-        kept = {"message": self.message[:MESSAGE_LENGTH], "traceback": self.traceback[-TRACEBACK_LENGTH:]}
-        return replace(self, **kept)
+        message, traceback = self.message[:MESSAGE_LENGTH], self.traceback[-TRACEBACK_LENGTH:]
+        return replace(self, message=message, traceback=traceback)
 
     def as_json(self) -> dict[str, Any]:
         """Give the problem object that the API shows: {category, class, message, dependency, lock_lost?}."""

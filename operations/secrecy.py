@@ -63,7 +63,7 @@ def resealed(payload: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def scrubbed(failure: Failure, job: Job, payload: Mapping[str, Any]) -> Failure:
-    """Take what the job redacts out of an error's texts, which may tell what it stumbled over; then cut them."""
+    """Take what the job redacts out of the texts of an error, which may tell it; then cut them."""
     message, traceback = failure.message, failure.traceback
     for secret in _spellings(_texts([payload.get(name) for name in job.redact])):
         message, traceback = message.replace(secret, MASK), traceback.replace(secret, MASK)

@@ -24,13 +24,13 @@ LONGEST_SECONDS = 1.0  # for one message: other queues have messages too, and Ce
 # One index range a job type, so that what is held is not even looked at.
 MARK = f"""
     UPDATE operations_operation SET published_at = clock_timestamp()
-    WHERE id IN (
+    WHERE id = ANY(ARRAY(  -- in IN it might be asked for each row, and the limit be each row's
         SELECT found.id FROM unnest({FREE_TYPES}) AS kind (job_type) CROSS JOIN LATERAL (
             SELECT o.id, {{by}} AS rank FROM operations_operation AS o
             WHERE o.job_type = kind.job_type AND o.status IN ('queued', 'retry_scheduled')
                 AND o.run_at <= clock_timestamp() AND {{which}} AND {NOT_BLOCKED} AND {NOT_HELD}
             ORDER BY {{by}} LIMIT %(batch)s FOR NO KEY UPDATE SKIP LOCKED) AS found
-        ORDER BY found.rank LIMIT %(batch)s)
+        ORDER BY found.rank LIMIT %(batch)s))
     RETURNING {SELECTED}"""  # noqa: S608 (only constants are put in)
 MARK_UNSENT = MARK.format(which="o.job_type = %(job_type)s AND o.published_at IS NULL", by="o.run_at")
 TAKE = f"WITH marked AS ({MARK_UNSENT}) {lifecycle.GLANCED.format(rows='marked')}"

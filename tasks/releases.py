@@ -30,14 +30,14 @@ _UNSENT = """(o.published_at IS NULL OR o.published_at < %(began_at)s
 # One index range a job type, each in the order of its due times.
 MARK = f"""
     UPDATE operations_operation AS o SET published_at = clock_timestamp()
-    WHERE id IN (
+    WHERE id = ANY(ARRAY(  -- in IN it might be asked for each row, and the limit be each row's
         SELECT found.id FROM unnest(%(types)s::text[]) AS kind (job_type) CROSS JOIN LATERAL (
             SELECT o.id, o.run_at FROM operations_operation AS o
             WHERE o.job_type = kind.job_type AND o.status IN ('queued', 'retry_scheduled')
                 AND o.run_at <= clock_timestamp() AND (%(owner)s::bigint IS NULL OR o.owner_id = %(owner)s)
                 AND ({{which}}) AND {NOT_BLOCKED} AND {_MINE}
             ORDER BY o.run_at LIMIT %(batch)s FOR NO KEY UPDATE SKIP LOCKED) AS found
-        ORDER BY found.run_at LIMIT %(batch)s)
+        ORDER BY found.run_at LIMIT %(batch)s))
     RETURNING {SELECTED}, ARRAY(
         SELECT h.id FROM operations_hold AS h
         WHERE h.ended_at IS NULL AND {COVERS} AND (h.per_second > 0 OR h.id = %(hold)s))"""  # noqa: S608
