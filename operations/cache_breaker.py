@@ -37,12 +37,9 @@ class Breaker:
         self.begin()
 
     def begin(self) -> None:
-        """Begin closed, as a child does; others have their own."""
+        """Begin closed, as a child does, with a lock that no thread of its parent holds."""
         self._lock = threading.Lock()
-        self._failures = 0
-        self.is_open = False
-        self._look_at = 0.0
-        self._answered_at: datetime | None = None  # by the database's clock, for the first time since
+        self._close()
 
     def guard(self, ask: Callable[[], Result]) -> Result:
         """Ask the cache, and count how that ends. Raises what asking raises."""
@@ -74,8 +71,14 @@ class Breaker:
             self._answered_at = statements.rows("SELECT clock_timestamp()", {})[0][0]
         owed = statements.row(OWED, {"since": self._answered_at})
         if owed is not None and not owed[0]:
-            self.begin()
+            self._close()
             log.warning("cache.back")
+
+    def _close(self) -> None:
+        self._failures = 0
+        self.is_open = False
+        self._look_at = 0.0
+        self._answered_at: datetime | None = None  # by the database's clock, for the first time since
 
     def _failed(self) -> None:
         with self._lock:

@@ -33,14 +33,18 @@ end
 if ARGV[6] and redis.call('SET', rebuild, ARGV[5], 'NX', 'PX', ARGV[6]) then
     return {{revision, 0, false, 0, 1}}
 end
-local cooling = redis.call('GET', rebuild) == '{COOL}' and redis.call('PTTL', rebuild) or 0
-return {{revision, 0, false, 0, -cooling}}"""
+local says = redis.call('GET', rebuild)
+if ARGV[6] and says == ARGV[5] then return {{revision, 0, false, 0, 1}} end
+return {{revision, 0, false, 0, says == '{COOL}' and -redis.call('PTTL', rebuild) or 0}}"""
 
-# KEYS: rebuild. ARGV: a token, milliseconds. → 1: be the one who rebuilds; 0: another is; or how many
-# milliseconds nobody is to try, as a negative number
+# KEYS: rebuild. ARGV: a token, milliseconds. → 1: be the one who rebuilds (also if it is said twice, by a
+# client that has lost the answer); 0: another is; or how many milliseconds nobody is to try, as a negative
+# number
 LEAD = f"""
 if redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2]) then return 1 end
-return redis.call('GET', KEYS[1]) == '{COOL}' and -redis.call('PTTL', KEYS[1]) or 0"""
+local says = redis.call('GET', KEYS[1])
+if says == ARGV[1] then return 1 end
+return says == '{COOL}' and -redis.call('PTTL', KEYS[1]) or 0"""
 
 # KEYS: value, rebuild. ARGV: token, text, milliseconds. Only who still leads stores: a leader that took too
 # long might put an older value over that of its follower.

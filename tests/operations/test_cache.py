@@ -490,6 +490,15 @@ class TestRebuild:
         assert len(tries) == 1
         assert caplog.text.count("ZeroDivisionError") >= 1  # nobody else tells of it
 
+    def test_is_led_by_who_asks_twice_because_the_answer_was_lost(self, colour, source):
+        place = colour.place((7,))
+
+        turns = [cache_store.read(place, token="one", lead_seconds=5).turn for _ in range(2)]
+        revision = cache_store.read(place).revision
+        turns += [cache_store.lead(place, revision, token, seconds=5) for token in ("one", "other")]
+
+        assert turns == [1, 1, 1, 0]
+
     def test_is_tried_again_after_that(self, source, monkeypatch, declare):
         monkeypatch.setattr(cache_rebuild, "COOL_SECONDS", 0.05)
         broken = declare("tests:broken", lambda *parts: 1 / 0)
