@@ -32,6 +32,8 @@ Result = TypeVar("Result")
 class Breaker:
     """Whether this process asks the cache."""
 
+    _answered_at: datetime | None  # by the database's clock, for the first time since it was left alone
+
     def __init__(self) -> None:
         """Begin closed."""
         self.begin()
@@ -78,7 +80,7 @@ class Breaker:
         self._failures = 0
         self.is_open = False
         self._look_at = 0.0
-        self._answered_at: datetime | None = None  # by the database's clock, for the first time since
+        self._answered_at = None
 
     def _failed(self) -> None:
         with self._lock:
