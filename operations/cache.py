@@ -21,6 +21,7 @@ from django.utils import timezone
 from operations import cache_names, cache_rebuild, cache_store, metrics
 from operations.cache_books import book
 from operations.cache_flights import Background, chores
+from operations.cache_leads import leads
 from operations.cache_names import Place
 from operations.cache_orders import Order, orders
 from operations.cache_rebuild import ABSENT, Unavailable, breaker
@@ -262,7 +263,7 @@ def _in_transaction() -> bool:
 
 def _begin_anew() -> None:
     """Let a child have locks that no thread of its parent holds, and threads of its own."""
-    for each in (breaker, cache_rebuild.flights, cache_rebuild.room, _background, chores, book):
+    for each in (breaker, leads, cache_rebuild.flights, cache_rebuild.room, _background, chores, book):
         each.begin()
 
 

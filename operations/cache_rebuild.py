@@ -14,6 +14,7 @@ from operations import cache_store, metrics
 from operations.cache_books import book
 from operations.cache_breaker import Breaker
 from operations.cache_flights import Crowded, Flights, Room
+from operations.cache_leads import leads
 from operations.cache_names import Place
 from operations.cache_store import AWAY, Entry, Found
 
@@ -63,16 +64,13 @@ def look(cached: "Cached", place: Place, token: str) -> Found:
     Raises:
         redis.exceptions.RedisError: the cache is away, slow, full or read-only.
     """
-    seconds = cached.rebuild_seconds
-    found = breaker.guard(
-        lambda: cache_store.read(place, strict=cached.strict, token=token, lead_seconds=seconds)
-    )
-    if found.entry is None or cached.serves(found.entry):
-        return found
-    if not token:
-        return found._replace(entry=None)
-    turn = breaker.guard(lambda: cache_store.lead(place, found.revision, token, seconds=seconds))
-    return Found(found.revision, found.is_marked, None, turn)
+    leads.look()
+    try:
+        return _looked(cached, place, token)
+    except AWAY:
+        if token:
+            leads.lose(place, token, seconds=cached.rebuild_seconds)
+        raise
 
 
 def obtain(cached: "Cached", place: Place, found: Found, token: str, parts: tuple[object, ...]) -> str | None:
@@ -113,9 +111,23 @@ def shared(cached: "Cached", flight: str, load: Callable[[], str | None], *, exa
 
 def refresh(cached: "Cached", place: Place, revision: str, parts: tuple[object, ...]) -> None:
     """Rebuild what is stale, if nobody does and that has not just failed."""
-    token = cache_store.new_name()
-    if cache_store.lead(place, revision, token, seconds=cached.rebuild_seconds) == 1:
+    token, seconds = cache_store.new_name(), cached.rebuild_seconds
+    turn = _tell(cached, place, token, lambda: cache_store.lead(place, revision, token, seconds=seconds))
+    if turn == 1:
         _rebuild(cached, place, revision, token, parts)
+
+
+def _looked(cached: "Cached", place: Place, token: str) -> Found:
+    seconds = cached.rebuild_seconds
+    found = breaker.guard(
+        lambda: cache_store.read(place, strict=cached.strict, token=token, lead_seconds=seconds)
+    )
+    if found.entry is None or cached.serves(found.entry):
+        return found
+    if not token:
+        return found._replace(entry=None)
+    turn = breaker.guard(lambda: cache_store.lead(place, found.revision, token, seconds=seconds))
+    return Found(found.revision, found.is_marked, None, turn)
 
 
 def _follow(cached: "Cached", place: Place, parts: tuple[object, ...]) -> str | None:
@@ -147,11 +159,14 @@ def _rebuild(
         with room.hold(cached.wait_seconds):
             text = _load(cached, place, revision, token, parts)
     except Crowded as crowded:
-        _try(lambda: cache_store.give_up(place, revision, token, seconds=0))
+        _tell(cached, place, token, lambda: cache_store.give_up(place, revision, token, seconds=0))
         raise Unavailable(cached.name, CROWDED_SECONDS) from crowded
     seconds, roll = cached.kept_seconds(absent=text is None)
     entry = cache_store.entry_text(place.name, text, seconds=seconds, roll=roll)
-    if _try(lambda: cache_store.store(place, revision, token, entry, seconds=seconds)) is False:
+    stored = _tell(
+        cached, place, token, lambda: cache_store.store(place, revision, token, entry, seconds=seconds)
+    )
+    if stored is False:
         log.warning("cache.too_slow", extra={"cache": cached.name, "seconds": cached.rebuild_seconds})
     return text
 
@@ -163,7 +178,7 @@ def _load(cached: "Cached", place: Place, revision: str, token: str, parts: tupl
         text = loaded(cached, parts)
     except Exception as error:  # whatever a loader raises is its failure, and told to all who wait for it
         _count(cached, "error", time.monotonic() - began)
-        _try(lambda: cache_store.give_up(place, revision, token, seconds=COOL_SECONDS))
+        _tell(cached, place, token, lambda: cache_store.give_up(place, revision, token, seconds=COOL_SECONDS))
         _tell_of(cached, error)
         raise Unavailable(cached.name, COOL_SECONDS) from error
     _count(cached, "ok", time.monotonic() - began)
@@ -196,10 +211,11 @@ def value_of(text: str | None) -> Any:
     return ABSENT if text is None else json.loads(text)
 
 
-def _try(do: Callable[[], Any]) -> Any:
-    """Tell the cache; a cache that is away is told nothing, and whoever asked has its value."""
+def _tell(cached: "Cached", place: Place, token: str, do: Callable[[], Any]) -> Any:
+    """Tell the cache something about a lead; if it is away, give None and let the lead go later."""
     try:
         return do()
     except AWAY as error:
-        log.warning("cache.away", extra={"error": type(error).__name__})
+        log.warning("cache.away", extra={"cache": cached.name, "error": type(error).__name__})
+        leads.lose(place, token, seconds=cached.rebuild_seconds)
         return None

@@ -60,6 +60,12 @@ if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
 redis.call('SET', KEYS[1], '{COOL}', 'PX', ARGV[2])
 return 1"""
 
+# KEYS: revision. ARGV: how the rebuild key begins, token
+LET_GO = """
+local revision = redis.call('GET', KEYS[1])
+if not revision or redis.call('GET', ARGV[1] .. revision) ~= ARGV[2] then return 0 end
+return redis.call('DEL', ARGV[1] .. revision)"""
+
 # KEYS: revision, marks. ARGV: writer, milliseconds. The revision goes, too: what was loaded before the commit
 # and comes late is not there when the mark ends.
 MARK = f"""

@@ -16,7 +16,7 @@ from redis.exceptions import NoScriptError, RedisError
 
 from operations import cache_names, metrics
 from operations.cache_names import Place
-from operations.cache_scripts import BOOK, GIVE_UP, INVALIDATE, LEAD, MARK, READ, STORE
+from operations.cache_scripts import BOOK, GIVE_UP, INVALIDATE, LEAD, LET_GO, MARK, READ, STORE
 
 log = logging.getLogger(__name__)
 
@@ -96,6 +96,12 @@ def store(place: Place, revision: str, token: str, text: str, *, seconds: float)
 def give_up(place: Place, revision: str, token: str, *, seconds: float) -> None:
     """Lead no more, and let nobody try for so long to rebuild what has just failed."""
     script(GIVE_UP, [place.rebuild(revision)], [token, _ms(seconds)])
+
+
+def let_go(place: Place, token: str) -> None:
+    """Lead no more, if one does, without knowing under which revision."""
+    values = [place.rebuild(""), token]
+    _in_one_run(lambda redis, run: script(LET_GO, [f"{place.revision}:{run}"], values, redis))
 
 
 def entry_text(name: str, value: str | None, *, seconds: float, roll: float) -> str:
@@ -190,7 +196,7 @@ def script(text: str, keys: list[str], values: list[Any], redis: Any = None) -> 
 
 _digests = {
     text: sha1(text.encode(), usedforsecurity=False).hexdigest()
-    for text in (READ, LEAD, STORE, GIVE_UP, MARK, INVALIDATE, BOOK)
+    for text in (READ, LEAD, STORE, GIVE_UP, LET_GO, MARK, INVALIDATE, BOOK)
 }
 
 

@@ -12,12 +12,14 @@ from django.core.cache import caches
 from django.db import transaction
 from prometheus_client.registry import REGISTRY
 from redis.exceptions import RedisError
+from redis.exceptions import TimeoutError as RedisTimeout
 
 from operations import (
     cache,
     cache_books,
     cache_breaker,
     cache_flights,
+    cache_leads,
     cache_names,
     cache_orders,
     cache_rebuild,
@@ -25,7 +27,9 @@ from operations import (
 )
 from operations.cache import ABSENT, Unavailable, UnsafeCache
 from operations.cache_breaker import Breaker
+from operations.cache_leads import leads
 from operations.cache_orders import Order
+from operations.cache_scripts import READ, STORE
 from operations.models import AfterCommit
 from tasks import relay
 from tests.factories import make_operation
@@ -569,6 +573,73 @@ def read_in_turn(cached):
     place, token = cached.place((7,)), "its"
     found = cache_rebuild.look(cached, place, token)
     return cache_rebuild.obtain(cached, place, found, token, (7,))
+
+
+class TestLostAnswer:
+    """The cache has done what it was asked, or has not, and nobody hears of it."""
+
+    @pytest.fixture
+    def lose(self, monkeypatch):
+        """Give a function that loses the answer to a script, once; or the script."""
+        real = cache_store.script
+
+        def lose(which, *, done):
+            lost = []
+
+            def script(text, keys, values, redis=None):
+                if text == which and not lost:
+                    lost.append(done and real(text, keys, values, redis))
+                    raise RedisTimeout
+                return real(text, keys, values, redis)
+
+            monkeypatch.setattr(cache_store, "script", script)
+
+        monkeypatch.setattr(cache_leads, "LOOK_SECONDS", 0.05)
+        return lose
+
+    def next_read_takes(self, cached):
+        cache_rebuild.flights.begin()
+        began = time.monotonic()
+        assert cached.get(7) == "old"
+        return time.monotonic() - began
+
+    def test_to_a_read_that_leads_keeps_no_other_reader_waiting(self, colour, lose):
+        lose(READ, done=True)
+
+        assert colour.get(7) == "old"
+        assert self.next_read_takes(colour) < 2
+
+    @pytest.mark.parametrize("done", [True, False])
+    def test_to_a_store_keeps_no_other_reader_waiting(self, colour, lose, done):
+        lose(STORE, done=done)
+
+        assert colour.get(7) == "old"
+        assert self.next_read_takes(colour) < 2
+
+    def test_is_no_more_thought_of_when_its_lead_is_let_go(self, colour, lose):
+        lose(READ, done=True)
+        colour.get(7)
+
+        until(lambda: colour.get(8) and not leads._lost)
+
+    def test_is_thought_of_again_when_the_cache_is_back(self, colour, lose, monkeypatch):
+        lose(READ, done=True)
+        with monkeypatch.context() as away:
+            away.setattr(cache_store, "let_go", lambda *asked: (_ for _ in ()).throw(RedisTimeout))
+            colour.get(7)
+            leads.let_go()
+            assert leads._lost
+
+        assert self.next_read_takes(colour) < 2
+
+    def test_leaves_another_leader_alone(self, colour):
+        place = colour.place((7,))
+        found = cache_store.read(place, token="another's", lead_seconds=5)
+        assert found.turn == 1
+
+        cache_store.let_go(place, "mine")
+
+        assert cache_store.read(place, token="mine", lead_seconds=5).turn == 0
 
 
 class TestAbsent:
