@@ -579,8 +579,9 @@ class TestLostAnswer:
     """The cache has done what it was asked, or has not, and nobody hears of it."""
 
     @pytest.fixture
-    def lose(self, monkeypatch):
+    def lose(self, monkeypatch, colour):
         """Give a function that loses the answer to a script, once; or the script."""
+        colour.get(8)  # so that the run of the server is known
         real = cache_store.script
 
         def lose(which, *, done):
