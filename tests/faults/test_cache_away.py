@@ -108,6 +108,41 @@ class TestFull:
         lab.crash_at("worker-inventory", "")
 
 
+class TestReadOnly:
+    def test_server_lets_what_is_cached_be_read_and_the_rest_loaded(self, lab, server):
+        """As while another one takes over: a replica whose source is gone."""
+        known, new = lab.new_user(), lab.new_user()
+        sync(lab, known, 1)
+        assert known.inventory()["version"] == 1
+        server.execute_command("REPLICAOF", "127.0.0.1", "1")
+        try:
+            seen = [user.inventory()["version"] for user in (known, new) for _ in range(3)]
+        finally:
+            server.execute_command("REPLICAOF", "NO", "ONE")
+
+        assert seen == [1, 1, 1, 0, 0, 0]
+
+
+class TestRestart:
+    def test_of_a_server_that_has_kept_old_keys_brings_nothing_back(self, lab):
+        user = lab.new_user()
+        sync(lab, user, 1)
+        assert user.inventory()["version"] == 1
+        with lab.broker as client:
+            client.save()
+        sync(lab, user, 2)
+        assert user.inventory()["version"] == 2
+
+        lab.stack.servers.valkey.kill()
+        lab.stack.servers.valkey.restart()
+
+        with lab.broker as client:
+            client.select(DATABASES["cache"])
+            assert list(client.scan_iter("*:value:inventory:view:*")), "nothing was kept"
+        seen = {user.inventory()["version"] for _ in range(20)}
+        assert seen == {2}
+
+
 class TestPolicy:
     def test_that_drops_keys_is_warned_of_at_the_start(self, lab, server):
         server.config_set("maxmemory-policy", "allkeys-lru")
