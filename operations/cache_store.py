@@ -65,11 +65,14 @@ def read(place: Place, *, strict: bool = True, token: str = "", lead_seconds: fl
         redis.exceptions.RedisError: the cache is away, slow, full or read-only.
     """
     marks = [place.marks] if strict else []
-    values = [new_name(), int(LONGEST_SECONDS * random.uniform(1.5, 3)), place.value(""), place.rebuild("")]  # noqa: S311
-    values += [token, _ms(lead_seconds)] if token else []
-    revision, marked, stored, left_ms, turn = _in_one_run(
-        lambda redis, run: script(READ, [f"{place.revision}:{run}", *marks], values, redis)
-    )
+    leading = [token, _ms(lead_seconds)] if token else []
+
+    def ask(redis: Any, run: str) -> Any:
+        seconds = int(LONGEST_SECONDS * random.uniform(1.5, 3))  # noqa: S311 (so that revisions end apart)
+        values = [new_name(), seconds, place.value(""), place.rebuild(""), *leading]
+        return script(READ, [f"{place.revision}:{run}", *marks], values, redis)
+
+    revision, marked, stored, left_ms, turn = _in_one_run(ask)
     entry = _entry(stored, left_ms, place.name)
     found = Found(revision.decode(), bool(marked), entry, _turn(turn))
     if stored is None or entry is not None or not token:

@@ -32,7 +32,7 @@ class Peer:
     def __init__(self, lab, **how):
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.faults.cache_process", json.dumps(how)],
-            env=lab.stack.env | {"PYTHONPATH": str(ROOT)},
+            env=lab.stack.env | {"PYTHONPATH": str(ROOT), "REDIS_TIMEOUT_SECONDS": "5"},
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -363,6 +363,18 @@ class TestRestart:
 
         assert pool.run == told[:8]
 
+    def test_is_not_what_the_first_read_of_a_process_waits_for(self, colour, source):
+        """It learns of the run while it reads, and reads again: the lead is its own already."""
+        pool = cache_store.client().connection_pool
+        pool.run = ""
+        pool.disconnect()
+
+        began = time.monotonic()
+        assert colour.get(7) == "old"
+
+        assert time.monotonic() - began < 1
+        assert source.loads == 1
+
     def test_in_the_middle_of_a_read_makes_it_read_again(self, colour, monkeypatch):
         colour.get(7)
         pool, runs = cache_store.client().connection_pool, []
