@@ -15,8 +15,9 @@ test-services: export TEST_REDIS_URL ?= redis://127.0.0.1:6379
 # For `make test-services-rabbitmq`: likewise; PostgreSQL and Valkey are the suite's own there.
 test-services-rabbitmq: export TEST_BROKER_URL ?= amqp://guest:guest@127.0.0.1:5672//
 # Most of a test of processes is waiting. Each part has servers of its own, or a database and a prefix of its own.
-TWO_FILES := --numprocesses 2 --dist loadfile
-THREE_FILES := --numprocesses 3 --dist loadfile
+# In the order of their names: else files with few tests, which are the long ones, would all come last.
+TWO_FILES := --numprocesses 2 --dist loadfile --no-loadscope-reorder
+THREE_FILES := --numprocesses 3 --dist loadfile --no-loadscope-reorder
 PYTEST_ON_ITS_OWN := env -u TEST_DATABASE_URL -u TEST_REDIS_URL -u TEST_BROKER_URL $(BIN)/pytest
 
 # For `make fuzz-api`: an operation. CI has time for few.
