@@ -235,16 +235,16 @@ class TestEverySchedule:
 
     def test_of_two_readers_shows_nothing_old(self, play):
         roles = ("read", "read", "write")
-        for order in some_orders(roles, 400, seed=3):
+        for order in some_orders(roles, 200, seed=3):
             assert play(roles, order).wrong == [], order
 
     def test_of_two_strict_writers_shows_nothing_old(self, play):
         roles = ("read", "write", "write_and_die")
-        for order in some_orders(roles, 400, seed=4):
+        for order in some_orders(roles, 200, seed=4):
             assert play(roles, order, strict=True).wrong == [], order
 
     def test_of_all_at_once_shows_nothing_old_as_far_as_it_was_tried(self, play):
-        for order in some_orders(ALL, 300, seed=11):
+        for order in some_orders(ALL, 120, seed=11):
             assert play(ALL, order).wrong == [], order
 
 
