@@ -11,7 +11,7 @@ from django.db.models.functions import Now
 from operations.cache_flights import chores
 from operations.models import AuditEntry, CacheOrder
 
-LOOK_SECONDS = 5.0  # between two looks of a process; an order counts everywhere after so long
+LOOK_SECONDS = 10.0  # between two looks of a process; an order counts everywhere after so long
 LONGEST_REASON = 300  # characters
 
 

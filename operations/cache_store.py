@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from hashlib import sha1
 from typing import Any, NamedTuple, TypeVar
 
+from django.conf import settings
 from django_redis import get_redis_connection
 from redis.exceptions import ConnectionError as NoConnection
 from redis.exceptions import NoScriptError, RedisError
@@ -185,7 +186,14 @@ def told_key(kind: str) -> str:
 
 
 def client() -> Any:
-    return get_redis_connection("default")
+    """Give the connection to the cache. To ask django-redis for it each time is a tenth of a read."""
+    global _connected
+    here = settings.CACHES["default"]
+    to, connected = _connected
+    if to is not here:
+        connected = get_redis_connection("default")
+        _connected = (here, connected)
+    return connected
 
 
 def script(text: str, keys: list[str], values: list[Any], redis: Any = None) -> Any:
@@ -197,6 +205,7 @@ def script(text: str, keys: list[str], values: list[Any], redis: Any = None) -> 
         return redis.eval(text, len(keys), *keys, *values)
 
 
+_connected: tuple[Any, Any] = (None, None)
 _digests = {
     text: sha1(text.encode(), usedforsecurity=False).hexdigest()
     for text in (READ, LEAD, STORE, GIVE_UP, LET_GO, MARK, INVALIDATE, BOOK)

@@ -203,7 +203,7 @@ class TestRestart:
             operation = lab.wait_final(answer.json()["operation_id"])
             assert operation["status"] == "succeeded"
             # See Note [A claim may be lost with the database's last moments]: then a run was begun uncounted.
-            # Or it was counted, and its worker could not hear of it: then it was given back with nothing done.
+            # Or it was counted, and its worker could not hear of it: then it was given back, nothing done.
             assert 1 <= lab.effects.count(ref) <= 2
             assert operation["runs"] <= 2
         rows = lab.rows("SELECT count(*) FROM operations_operation WHERE owner_id = %s", user.id)
