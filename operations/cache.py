@@ -15,8 +15,9 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 
+from django.conf import settings
 from django.db import transaction
-from django.utils import timezone
+from django.db.models.functions import Now
 
 from operations import cache_names, cache_rebuild, cache_store, metrics
 from operations.cache_books import book
@@ -33,7 +34,6 @@ __all__ = ["ABSENT", "Cached", "Unavailable", "about_to_change", "every", "find"
 log = logging.getLogger(__name__)
 
 MARK_SECONDS = 60.0  # how long a writer's mark outlives what it may still take to commit
-OWED_SECONDS = 5.0  # after which the relay does what a process that committed has not done
 
 _background = Background(threads=2)
 _declared: dict[str, "Cached"] = {}
@@ -119,7 +119,7 @@ class Cached:
         owed = AfterCommit.objects.create(
             invalidate=[namespace],
             claim_token=writer,
-            run_at=timezone.now() + timedelta(seconds=OWED_SECONDS),
+            run_at=Now() + timedelta(seconds=settings.RELAY_PERIOD_SECONDS),
         )
         # See Note [Robust callbacks have names].
         transaction.on_commit(lambda: _settle(owed, namespace, writer.hex), robust=True)
