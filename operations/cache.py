@@ -8,39 +8,29 @@ Declare one in an app's `caches.py`, which every process reads at start:
 
 import logging
 import os
-import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from functools import partial
 from typing import Any
 
-from django.conf import settings
 from django.db import transaction
-from django.db.models.functions import Now
 
-from operations import cache_names, cache_rebuild, cache_store, metrics
+from operations import cache_kinds, cache_names, cache_rebuild, cache_store, cache_writers, metrics
 from operations.cache_books import book
 from operations.cache_flights import Background, chores
+from operations.cache_kinds import UnsafeCache
 from operations.cache_leads import leads
 from operations.cache_names import Place
 from operations.cache_orders import Order, orders
-from operations.cache_rebuild import ABSENT, Unavailable, breaker
+from operations.cache_rebuild import ABSENT, CROWDED_SECONDS, Unavailable, breaker
 from operations.cache_store import AWAY, LONGEST_SECONDS, Entry, Found
-from operations.models import AfterCommit
 
-__all__ = ["ABSENT", "Cached", "Unavailable", "about_to_change", "every", "find", "invalidate", "unchanged"]
+__all__ = ["ABSENT", "Cached", "Unavailable", "UnsafeCache"]
 
 log = logging.getLogger(__name__)
 
-MARK_SECONDS = 60.0  # how long a writer's mark outlives what it may still take to commit
-
 _background = Background(threads=2)
-_declared: dict[str, "Cached"] = {}
-
-
-class UnsafeCache(ValueError):
-    """A declaration that cannot be kept."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +70,7 @@ class Cached:
         fault = self.allows(Order())
         if fault:
             raise UnsafeCache(f"{self.name}: {fault}")
-        _declared[self.name] = self
+        cache_kinds.declare(self)
 
     def get(self, *parts: object) -> Any:
         """Give the value for `parts` and variants, from the cache or loaded; ABSENT if it is not there.
@@ -107,22 +97,19 @@ class Cached:
     def invalidate_after_commit(self, *parts: object) -> None:
         """Make the values of `parts` stale when the open transaction commits; must be in one.
 
-        What is owed is written with the transaction, so the relay does it if this process dies before.
+        What is owed is written with the transaction, so the relay does it if this process dies before. A
+        strict value is marked for a minute: a longer transaction may show it old if its writer dies.
 
         Raises:
-            redis.exceptions.RedisError: it is strict, and the cache cannot be told before the commit.
+            Unavailable: it is strict, and the cache cannot be told before the commit.
         """
-        namespace, writer = self._named(parts, self.parts), uuid.uuid4()
+        name = self._named(parts, self.parts)
         if not transaction.get_connection().in_atomic_block:
-            raise AssertionError(f"{namespace} is made stale by a commit, and no transaction is open")
-        about_to_change([namespace], writer=writer.hex, seconds=0)
-        owed = AfterCommit.objects.create(
-            invalidate=[namespace],
-            claim_token=writer,
-            run_at=Now() + timedelta(seconds=settings.RELAY_PERIOD_SECONDS),
-        )
-        # See Note [Robust callbacks have names].
-        transaction.on_commit(lambda: _settle(owed, namespace, writer.hex), robust=True)
+            raise AssertionError(f"{name} is made stale by a commit, and no transaction is open")
+        try:
+            cache_writers.owe(name)
+        except AWAY as error:
+            raise Unavailable(self.name, CROWDED_SECONDS) from error
 
     def place(self, parts: tuple[object, ...]) -> Place:
         """Say where the value for `parts` and variants is kept."""
@@ -146,7 +133,7 @@ class Cached:
         """Give how long to keep a value that is stored now, and what was rolled for it."""
         roll = cache_rebuild.roll()
         seconds = self.absent_seconds if absent else self.ttl_seconds
-        return seconds * (1 + self.jitter_now * roll), roll
+        return min(seconds * (1 + self.jitter_now * roll), LONGEST_SECONDS), roll
 
     def allows(self, order: Order) -> str:
         """Say what is wrong with an order; empty: nothing."""
@@ -186,10 +173,13 @@ class Cached:
         return cache_names.name_of(self.name, parts)
 
     def _served(self, place: Place, found: Found, entry: Entry, parts: tuple[object, ...]) -> Any:
-        stale_for = 0.0 if entry.is_absent else self.stale_for(entry)
+        if entry.is_absent:
+            self._count("hit", "hits")
+            return ABSENT
+        stale_for = self.stale_for(entry)
         if stale_for <= 0:
             self._count("hit", "hits")
-            return ABSENT if entry.is_absent else entry.value
+            return entry.value
         self._count("stale", "stale")
         metrics.bound(metrics.CACHE_STALE_SECONDS, self.name).observe(stale_for)
         if found.turn == 1:
@@ -209,49 +199,6 @@ class Cached:
         book.count(self.name, **{field: 1})
 
 
-def invalidate(name: str, *, writer: str = "") -> None:
-    """Make what is called `name` (a cache's name and its parts, see cache_names) stale for every reader.
-
-    Raises:
-        redis.exceptions.RedisError: the cache cannot be reached; the values may still be served.
-    """
-    kind = cache_names.kind_of(name)
-    try:
-        cache_store.invalidate(name, writer=writer)
-    except AWAY:
-        metrics.bound(metrics.CACHE_INVALIDATIONS, kind, "error").inc()
-        raise
-    metrics.bound(metrics.CACHE_INVALIDATIONS, kind, "ok").inc()
-    book.count(kind, invalidations=1)
-
-
-def about_to_change(names: Iterable[str], *, writer: str, seconds: float) -> None:
-    """Mark what is strict of `names` before the commit that changes it, which comes within so many seconds.
-
-    Raises:
-        redis.exceptions.RedisError: the cache cannot be told, so nothing may be committed.
-    """
-    for name in _strict(names):
-        cache_store.mark(name, writer=writer, seconds=seconds + MARK_SECONDS)
-
-
-def unchanged(names: Iterable[str], *, writer: str) -> None:
-    """Take back the marks of a writer that has certainly committed nothing; else they end by themselves."""
-    for name in _strict(names):
-        try:
-            cache_store.unmark(name, writer=writer)
-        except AWAY as error:
-            log.warning("cache.away", extra={"error": type(error).__name__})
-
-
-def every() -> list[Cached]:
-    return list(_declared.values())
-
-
-def find(kind: str) -> Cached | None:
-    return _declared.get(kind)
-
-
 # Note [What is loaded in a transaction is stored by nobody]
 # A transaction sees what it has written and may take back, or a snapshot from before a commit that the cache
 # has been told of. So within one, what is cached is served; anything else is loaded for this reader alone.
@@ -268,18 +215,3 @@ def _begin_anew() -> None:
 
 
 os.register_at_fork(after_in_child=_begin_anew)
-
-
-def _strict(names: Iterable[str]) -> list[str]:
-    kinds = {name: _declared.get(cache_names.kind_of(name)) for name in names}
-    return [name for name, cached in kinds.items() if cached is not None and cached.strict]
-
-
-def _settle(owed: AfterCommit, name: str, writer: str) -> None:
-    """Tell the cache after the commit; what it can't be told stays owed, and the relay does it."""
-    try:
-        invalidate(name, writer=writer)
-    except AWAY as error:
-        log.warning("after_commit.put_off", extra={"error": type(error).__name__})
-        return
-    owed.delete()

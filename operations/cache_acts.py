@@ -3,6 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
+from django.db import transaction
+
 from operations import cache_orders, cache_store
 from operations.cache import Cached
 from operations.cache_orders import AS_DECLARED, BadOrder, Order
@@ -16,10 +18,11 @@ def clear(cached: Cached, *, actor: str, reason: str, request_id: str = "") -> i
         redis.exceptions.RedisError: the cache is away.
     """
     cache_orders.check(reason)
-    values = cache_store.clear(cached.name)
     about = {"actor": actor, "reason": reason, "request_id": request_id}
-    cache_orders.audit("cache.clear", cached.name, {"values": values}, {"values": 0}, **about)
-    return values
+    with transaction.atomic():  # it is not cleared unless that is written down
+        values = sum(1 for _ in cache_store.keys_of("value", cached.name))
+        cache_orders.audit("cache.clear", cached.name, {"values": values}, {"values": 0}, **about)
+        return cache_store.clear(cached.name)
 
 
 def order(

@@ -5,6 +5,7 @@ replica that took over may lack the last invalidations. So revisions of another 
 """
 
 import re
+import threading
 from typing import Any
 
 from redis.connection import ConnectionPool
@@ -14,20 +15,38 @@ RUN = re.compile(rb"run_id:([0-9a-f]{8})")
 
 
 class Pool(ConnectionPool):
-    """Connections to one server; `run` is the one that the last of them has met."""
+    """Connections to one address. `run` is that of the server which the newest of them has met."""
 
     run = ""
 
     def __init__(self, **options: Any) -> None:
         """Take what redis-py's own pool takes."""
+        self._here = threading.local()
         super().__init__(redis_connect_func=self._greet, **options)
+
+    @property
+    def run_met(self) -> str:
+        """Give the run of the connection that this thread has used last."""
+        return getattr(self._here, "run", "")
+
+    def release(self, connection: Any) -> None:
+        """Take a connection back. One that speaks to another server than the newest does is of no use."""
+        self._here.run = getattr(connection, "run", "")
+        if self._here.run != self.run:
+            connection.disconnect()
+        super().release(connection)
 
     def _greet(self, connection: Any) -> None:
         connection.on_connect()
-        connection.send_command("INFO", "server")
-        try:
-            told = connection.read_response()
-        except ResponseError:  # this user may not ask: then a restart is what it is for any cache
-            told = b""
-        found = RUN.search(told if isinstance(told, bytes) else str(told).encode())
-        self.run = found.group(1).decode() if found else ""
+        connection.run = self.run = run_of(connection)
+
+
+def run_of(connection: Any) -> str:
+    """Ask a server which run of it this is; empty: this user may not ask."""
+    connection.send_command("INFO", "server")
+    try:
+        told = connection.read_response()
+    except ResponseError:
+        return ""
+    found = RUN.search(told if isinstance(told, bytes) else str(told).encode())
+    return found.group(1).decode() if found else ""

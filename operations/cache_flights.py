@@ -35,21 +35,32 @@ class Room:
         self._free = threading.BoundedSemaphore(AT_ONCE)
         self._mine = threading.local()  # a load may need another cached value: it has its place already
 
+    @property
+    def is_mine(self) -> bool:
+        """Say whether this thread holds a place."""
+        return getattr(self._mine, "is_held", False)
+
     @contextmanager
-    def hold(self, wait_seconds: float) -> Iterator[None]:
-        """Take a place for the block.
+    def hold(
+        self, wait_seconds: float, *, before_waiting: Callable[[], object] | None = None
+    ) -> Iterator[bool]:
+        """Take a place for the block, and say whether it had to be waited for.
 
         Raises:
             Crowded: none was free in time.
         """
-        if getattr(self._mine, "is_held", False):
-            yield
+        if self.is_mine:
+            yield False
             return
-        if not self._free.acquire(timeout=max(0.0, wait_seconds)):
-            raise Crowded
-        self._mine.is_held = True
+        waits = not self._free.acquire(blocking=False)
+        if waits:
+            if before_waiting is not None:
+                before_waiting()
+            if not self._free.acquire(timeout=max(0.0, wait_seconds)):
+                raise Crowded
         try:
-            yield
+            self._mine.is_held = True
+            yield waits
         finally:
             self._mine.is_held = False
             self._free.release()
@@ -58,9 +69,10 @@ class Room:
 class Flight:
     """One load that several may share."""
 
-    def __init__(self, after: "Flight | None") -> None:
+    def __init__(self, after: "Flight | None", *, late_at: float) -> None:
         """Come after another one of the same thing, if that is under way."""
         self.after = after
+        self.late_at = late_at  # time.monotonic(): its leader may have been stopped in the middle of things
         self.has_begun = False
         self.result: Future[Any] = Future()
 
@@ -88,8 +100,8 @@ class Flights:
         Raises:
             Crowded: it took longer than `wait_seconds`.
         """
-        flight, leads = self._join(name, exact)
         give_up_at = time.monotonic() + wait_seconds
+        flight, leads = self._join(name, exact, give_up_at)
         if leads:
             self._fly(name, flight, load, give_up_at)
         _, late = wait([flight.result], give_up_at - time.monotonic())
@@ -98,12 +110,14 @@ class Flights:
         result: Result = flight.result.result()
         return result
 
-    def _join(self, name: str, exact: bool) -> tuple[Flight, bool]:
+    def _join(self, name: str, exact: bool, give_up_at: float) -> tuple[Flight, bool]:
         with self._lock:
             newest = self._newest.get(name)
+            if newest is not None and time.monotonic() > newest.late_at:
+                newest = None
             if newest is not None and not (exact and newest.has_begun):
                 return newest, False
-            mine = self._newest[name] = Flight(newest)
+            mine = self._newest[name] = Flight(newest, late_at=give_up_at)
             return mine, True
 
     def _fly(self, name: str, flight: Flight, load: Callable[[], Any], give_up_at: float) -> None:
@@ -150,7 +164,9 @@ class Background:
             pool = self._pool
         try:
             pool.submit(_do, work).add_done_callback(partial(self._done, name))
-        except RuntimeError:  # the process is about to end
+        except RuntimeError:  # no thread is to be had, or the process is about to end
+            with self._lock:
+                self._waiting.discard(name)
             return False
         return True
 

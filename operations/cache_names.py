@@ -64,6 +64,7 @@ def parts_in(template: str) -> int:
 
 
 def name_of(kind: str, parts: Iterable[object]) -> str:
+    """Name a value. Parts are told apart by their texts: 7 and "7" are one."""
     return ":".join([kind, *(quoted(str(part)) for part in parts)])
 
 
@@ -82,7 +83,7 @@ def quoted(part: str) -> str:
 
 
 def digest(name: str) -> str:
-    return sha256(name.encode()).hexdigest()[:32]
+    return sha256(name.encode(errors="surrogatepass")).hexdigest()[:32]
 
 
 def beginning(what: str, kind: str) -> str:

@@ -40,7 +40,7 @@ class Unavailable(Exception):
     def __init__(self, name: str, seconds: float) -> None:
         """Say which."""
         super().__init__(f"{name} can't be had just now")
-        self.wait = seconds
+        self.wait = self.retry_after_seconds = seconds
 
 
 def loaded(cached: "Cached", parts: tuple[object, ...]) -> str | None:
@@ -79,10 +79,11 @@ def obtain(cached: "Cached", place: Place, found: Found, token: str, parts: tupl
     Raises:
         Unavailable: loading it has just failed, or there was no room for it in time.
     """
-    if found.turn == 1:
-        return _rebuild(cached, place, found.revision, token, parts)
     if found.turn < 0:
         raise Unavailable(cached.name, -found.turn)
+    rebuilt = _lead(cached, place, found.revision, token, parts) if found.turn == 1 else None
+    if rebuilt is not None:
+        return rebuilt[0]
     follow = partial(_follow, cached, place, parts)
     return shared(cached, f"{place.name}={found.revision}", follow, exact=False)
 
@@ -114,7 +115,7 @@ def refresh(cached: "Cached", place: Place, revision: str, parts: tuple[object, 
     token, seconds = cache_store.new_name(), cached.rebuild_seconds
     turn = _tell(cached, place, token, lambda: cache_store.lead(place, revision, token, seconds=seconds))
     if turn == 1:
-        _rebuild(cached, place, revision, token, parts)
+        _lead(cached, place, revision, token, parts)
 
 
 def _looked(cached: "Cached", place: Place, token: str) -> Found:
@@ -148,19 +149,50 @@ def _follow(cached: "Cached", place: Place, parts: tuple[object, ...]) -> str | 
         log.warning("cache.away", extra={"cache": cached.name, "error": type(error).__name__})
     metrics.bound(metrics.CACHE_FLIGHTS, cached.name, "timeout").inc()
     with room.hold(cached.wait_seconds):
-        return loaded(cached, parts)
+        return _load(cached, parts)
 
 
-def _rebuild(
+def _lead(
+    cached: "Cached", place: Place, revision: str, token: str, parts: tuple[object, ...]
+) -> tuple[str | None] | None:
+    """Load as the only one, and store it under the revision that was read before the load.
+
+    Who has to wait for room does not lead meanwhile: others would wait for who waits. None: another leads.
+    """
+
+    def let_go() -> None:
+        _tell(cached, place, token, lambda: cache_store.let_go(place, token))
+
+    def lead() -> float:
+        return cache_store.lead(place, revision, token, seconds=cached.rebuild_seconds)
+
+    try:
+        with room.hold(cached.wait_seconds, before_waiting=let_go) as has_waited:
+            if has_waited and _tell(cached, place, token, lead) not in (1, None):
+                return None
+            text = _load_as_leader(cached, place, revision, token, parts)
+    except Crowded as crowded:
+        raise Unavailable(cached.name, CROWDED_SECONDS) from crowded
+    _store(cached, place, revision, token, text)
+    return (text,)
+
+
+def _load_as_leader(
     cached: "Cached", place: Place, revision: str, token: str, parts: tuple[object, ...]
 ) -> str | None:
-    """Load as the only one, and store it under the revision that was read before the load."""
+    metrics.bound(metrics.CACHE_FLIGHTS, cached.name, "leader").inc()
     try:
-        with room.hold(cached.wait_seconds):
-            text = _load(cached, place, revision, token, parts)
-    except Crowded as crowded:
-        _tell(cached, place, token, lambda: cache_store.give_up(place, revision, token, seconds=0))
-        raise Unavailable(cached.name, CROWDED_SECONDS) from crowded
+        return _load(cached, parts)
+    except Unavailable as error:
+        pause = error.wait
+        _tell(cached, place, token, lambda: cache_store.give_up(place, revision, token, seconds=pause))
+        raise
+    except BaseException:  # the thread is wanted elsewhere, and nothing is wrong with the value
+        _tell(cached, place, token, lambda: cache_store.let_go(place, token))
+        raise
+
+
+def _store(cached: "Cached", place: Place, revision: str, token: str, text: str | None) -> None:
     seconds, roll = cached.kept_seconds(absent=text is None)
     entry = cache_store.entry_text(place.name, text, seconds=seconds, roll=roll)
     stored = _tell(
@@ -168,17 +200,22 @@ def _rebuild(
     )
     if stored is False:
         log.warning("cache.too_slow", extra={"cache": cached.name, "seconds": cached.rebuild_seconds})
-    return text
 
 
-def _load(cached: "Cached", place: Place, revision: str, token: str, parts: tuple[object, ...]) -> str | None:
-    metrics.bound(metrics.CACHE_FLIGHTS, cached.name, "leader").inc()
+def _load(cached: "Cached", parts: tuple[object, ...]) -> str | None:
+    """Load a value; whatever its loader raises is its failure, and told to all who wait for it.
+
+    Raises:
+        Unavailable: it failed; or another cached value that it needs can't be had, for as long as that says.
+    """
     began = time.monotonic()
     try:
         text = loaded(cached, parts)
-    except Exception as error:  # whatever a loader raises is its failure, and told to all who wait for it
+    except Unavailable as inner:
         _count(cached, "error", time.monotonic() - began)
-        _tell(cached, place, token, lambda: cache_store.give_up(place, revision, token, seconds=COOL_SECONDS))
+        raise Unavailable(cached.name, inner.wait) from inner
+    except Exception as error:
+        _count(cached, "error", time.monotonic() - began)
         _tell_of(cached, error)
         raise Unavailable(cached.name, COOL_SECONDS) from error
     _count(cached, "ok", time.monotonic() - began)

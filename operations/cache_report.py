@@ -6,13 +6,21 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from operations import cache, cache_names, cache_store, jobs
+from operations import cache_kinds, cache_names, cache_store, jobs
 from operations.cache import ABSENT, Cached
 from operations.cache_books import KEPT_HOURS, figures
 from operations.cache_orders import AS_DECLARED, stored
 from operations.cache_store import Entry
 
 SETTLING_SECONDS = 1.0  # what a commit has changed may be served old for so long
+
+
+class NoSuchCache(LookupError):
+    """There is none of that name; says which there are."""
+
+
+class Unloadable(Exception):
+    """A value can't be loaded to be compared; says which, and why."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +112,7 @@ def compare(cached: Cached, parts: list[str] | None, *, most: int) -> Iterator[C
 
     Raises:
         redis.exceptions.RedisError: the cache is away.
+        Unloadable: the loader takes no such parts, or fails.
     """
     names = _stored_names(cached, most) if parts is None else iter([tuple(parts)])
     for each in names:
@@ -131,7 +140,10 @@ def _compared(cached: Cached, parts: tuple[str, ...]) -> Compared:
 
 
 def _is_the_same(cached: Cached, entry: Entry, parts: tuple[str, ...]) -> bool:
-    now = cached.loaded(*parts)
+    try:
+        now = cached.loaded(*parts)
+    except Exception as error:  # whatever a loader raises; a person is told which value it was
+        raise Unloadable(f"{entry.of} can't be loaded: {type(error).__name__}: {error}") from error
     return entry.is_absent if now is ABSENT else not entry.is_absent and bool(entry.value == now)
 
 
@@ -139,7 +151,9 @@ def _stored_names(cached: Cached, most: int) -> Iterator[tuple[str, ...]]:
     """Name what is stored; what is under an old revision is stored too, so each once."""
     seen: set[str] = set()
     for entry in cache_store.entries(cached.name):
-        if entry.of not in seen and len(seen) < most:
+        if len(seen) >= most:
+            return
+        if entry.of not in seen:
             seen.add(entry.of)
             yield tuple(cache_names.parts_of(entry.of))
 
@@ -158,11 +172,11 @@ def named(kind: str) -> list[Cached]:
     """Give the cache of that name, or all for an empty one.
 
     Raises:
-        LookupError: there is none of that name; says which there are.
+        NoSuchCache: there is none of that name.
     """
-    every = cache.every()
+    every = cache_kinds.every()
     found = [cached for cached in every if kind in ("", cached.name)]
     if not found:
         names = ", ".join(cached.name for cached in every)
-        raise LookupError(f"no cache is called {kind!r}; there are {names}")
+        raise NoSuchCache(f"no cache is called {kind!r}; there are {names}")
     return found

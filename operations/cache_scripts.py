@@ -14,8 +14,10 @@ COOL = "cool"
 # KEYS: revision, and marks if it is strict. ARGV: a new revision, its seconds, how value and rebuild keys
 # begin, a token with the milliseconds for which it may lead (none: it only looks)
 # → revision, whether a writer has marked it, the value, its milliseconds left, and a turn. Of a value: 1 if
-# it is not being rebuilt. Of none: as LEAD says.
+# it is not being rebuilt. Of none: as LEAD says. It begins by deleting what is never there: a server that has
+# become a replica refuses that, where it would let its clients read what it still holds.
 READ = f"""
+redis.call('DEL', KEYS[1] .. ':')
 local revision = redis.call('GET', KEYS[1])
 if not revision then
     redis.call('SET', KEYS[1], ARGV[1], 'EX', ARGV[2])
@@ -37,13 +39,13 @@ local says = redis.call('GET', rebuild)
 if ARGV[6] and says == ARGV[5] then return {{revision, 0, false, 0, 1}} end
 return {{revision, 0, false, 0, says == '{COOL}' and -redis.call('PTTL', rebuild) or 0}}"""
 
-# KEYS: rebuild. ARGV: a token, milliseconds. → 1: be the one who rebuilds (also if it is said twice, by a
-# client that has lost the answer); 0: another is; or how many milliseconds nobody is to try, as a negative
+# KEYS: rebuild. ARGV: a token, milliseconds. → 1: be the one who rebuilds (or go on: it may have been said
+# before, and the answer lost); 0: another is; or how many milliseconds nobody is to try, as a negative
 # number
 LEAD = f"""
 if redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2]) then return 1 end
 local says = redis.call('GET', KEYS[1])
-if says == ARGV[1] then return 1 end
+if says == ARGV[1] then return redis.call('PEXPIRE', KEYS[1], ARGV[2]) end
 return says == '{COOL}' and -redis.call('PTTL', KEYS[1]) or 0"""
 
 # KEYS: value, rebuild. ARGV: token, text, milliseconds. Only who still leads stores: a leader that took too
@@ -77,12 +79,15 @@ redis.call('PEXPIREAT', KEYS[2], last[2])
 redis.call('DEL', KEYS[1])
 return 1"""
 
-# KEYS: revision, marks, when it was told last. ARGV: writer
+# KEYS: of each namespace the revision, the marks, and when its kind was told last. ARGV: writer. All at once:
+# a reader in between would build one of the new values of an old one.
 INVALIDATE = f"""
-redis.call('DEL', KEYS[1])
-redis.call('ZREM', KEYS[2], ARGV[1])
 {NOW}
-redis.pcall('SET', KEYS[3], now)
+for i = 1, #KEYS, 3 do
+    redis.call('DEL', KEYS[i])
+    redis.call('ZREM', KEYS[i + 1], ARGV[1])
+end
+for i = 1, #KEYS, 3 do redis.pcall('SET', KEYS[i + 2], now) end
 return 1"""
 
 # KEYS: a book. ARGV: seconds it is kept, then field and amount in turns; a field that ends in _max keeps the

@@ -6,7 +6,7 @@ django-redis is the connection. Values are JSON and nothing else.
 import json
 import logging
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from hashlib import sha1
 from typing import Any, NamedTuple, TypeVar
 
@@ -23,7 +23,8 @@ log = logging.getLogger(__name__)
 
 LONGEST_SECONDS = 3_600  # no cached value may live longer
 AWAY = (RedisError, OSError)
-RUNS_MET = 3  # runs of the server in one call, after which it is taken for away
+UNREADABLE = (ValueError, TypeError, KeyError, OverflowError, RecursionError)  # whatever somebody stored
+RUNS_MET = 4  # runs of the server in one call, after which it is taken for away
 
 Result = TypeVar("Result")
 
@@ -114,16 +115,19 @@ def entry_text(name: str, value: str | None, *, seconds: float, roll: float) -> 
     return f'{{"of":{json.dumps(name)},"kept":{seconds},"roll":{roll:.4f},{what}}}'
 
 
-def invalidate(namespace: str, *, writer: str) -> None:
-    """Let what is stored under `namespace` be asked for no more, and take back this writer's mark.
+def invalidate(namespaces: Iterable[str], *, writer: str) -> None:
+    """Let what is stored under these be asked for no more, all at once, and take back this writer's marks.
 
     Raises:
         redis.exceptions.RedisError: the cache cannot be reached; the values may still be served.
     """
-    place = Place(namespace)
-    told = told_key(cache_names.kind_of(namespace))
-    keys = [place.marks, told]
-    _in_one_run(lambda redis, run: script(INVALIDATE, [f"{place.revision}:{run}", *keys], [writer], redis))
+    places = [(Place(each), told_key(cache_names.kind_of(each))) for each in namespaces]
+
+    def ask(redis: Any, run: str) -> Any:
+        keys = [(f"{place.revision}:{run}", place.marks, told) for place, told in places]
+        return script(INVALIDATE, [key for three in keys for key in three], [writer], redis)
+
+    _in_one_run(ask)
 
 
 def mark(namespace: str, *, writer: str, seconds: float) -> None:
@@ -213,13 +217,13 @@ _digests = {
 
 
 def _in_one_run(ask: Callable[[Any, str], Result]) -> Result:
-    """Ask with the server's run in the key of the revision; again, if it was started anew meanwhile."""
+    """Ask with the server's run in the key of the revision; again, if another run has answered."""
     redis = client()
     pool = redis.connection_pool
     for _ in range(RUNS_MET):
         run = getattr(pool, "run", "")
         result = ask(redis, run)
-        if getattr(pool, "run", "") == run:
+        if getattr(pool, "run_met", "") == run:
             return result
     raise NoConnection("the server of the cache is another each time")
 
@@ -229,7 +233,7 @@ def _entry(stored: bytes | None, left_ms: int, name: str | None) -> Entry | None
         return None
     try:
         return _understood(json.loads(stored), left_ms / 1_000, name)
-    except (ValueError, TypeError, KeyError) as error:
+    except UNREADABLE as error:
         kind = cache_names.kind_of(name or "")
         metrics.CACHE_UNREADABLE.labels(kind).inc()
         log.warning("cache.unreadable", extra={"cache": kind, "error": type(error).__name__})

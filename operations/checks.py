@@ -13,7 +13,7 @@ from redis.exceptions import RedisError
 from redis.retry import Retry
 
 from config import connections
-from operations import cache, cache_names, jobs
+from operations import cache_kinds, cache_names, jobs
 
 KEEPS_ALL = "noeviction"
 
@@ -21,13 +21,14 @@ KEEPS_ALL = "noeviction"
 @register("teguh")
 def check_caches(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> Iterable[CheckMessage]:
     """Hold what jobs make stale to the caches there are: a name that is none would never be told."""
+    known = ", ".join(cached.name for cached in cache_kinds.every())
     for job in jobs.every():
         for template in job.invalidates:
-            cached = cache.find(cache_names.kind_of(template))
+            cached = cache_kinds.find(cache_names.kind_of(template))
             if cached is None:
                 yield Error(
                     f"{job.name} makes {template!r} stale, and there is no such cache",
-                    hint=f"declare it in a caches.py; there are {', '.join(c.name for c in cache.every())}",
+                    hint=f"declare it in a caches.py; there are {known}",
                     id="teguh.E009",
                 )
             elif cache_names.parts_in(template) != len(cached.parts):

@@ -2,15 +2,14 @@
 
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import NamedTuple
 from uuid import UUID
 
 from django.db import DatabaseError, InterfaceError, connection
-from redis.exceptions import RedisError
 
-from operations import cache, lifecycle
+from operations import cache_writers, lifecycle
+from operations.cache_store import AWAY
 from operations.crashpoints import crashpoint
 from operations.models import Operation
 from operations.publish import publish
@@ -68,15 +67,18 @@ def forget_settled() -> None:
         log.warning("after_commit.not_forgotten", extra={"rows": len(ids), "error": type(error).__name__})
 
 
-def perform(owed: Owed) -> bool:
-    """Do each part, even if the one before failed. False: the relay does it again."""
-    writer = "" if owed.claim_token is None else owed.claim_token.hex
-    fresh = [_done(partial(cache.invalidate, name, writer=writer)) for name in owed.invalidate]
-    awaited = _hand_over(owed)
+def perform(owed: Owed, away: set[str] | None = None) -> bool:
+    """Do each part, even if the one before failed. False: the relay does it again.
+
+    `away` names stores that have not answered just now: they are not waited for again, and are added to.
+    """
+    away = set() if away is None else away
+    told = _told(owed, away)
+    awaited = _hand_over(owed, away)
     crashpoint("after_commit.performed")
     if awaited is not False and owed.resource:
         wake(owed.resource)
-    return all(fresh) and awaited is not None
+    return told and awaited is not None
 
 
 def wake(resource: str) -> None:
@@ -86,21 +88,31 @@ def wake(resource: str) -> None:
         publish(woken)
 
 
-def _hand_over(owed: Owed) -> bool | None:
-    """Free the lock and say whether somebody may wait for it. None: it could not be freed."""
-    if owed.claim_token is None or not owed.resource:
+def _told(owed: Owed, away: set[str]) -> bool:
+    """Make the cached values stale, all at once."""
+    if not owed.invalidate:
         return True
+    if "cache" in away:
+        return False
+    writer = "" if owed.claim_token is None else owed.claim_token.hex
     try:
-        return lock.hand_over(owed.resource, token=owed.claim_token) or owed.in_line
-    except lock.StoreAway as error:
-        log.warning("after_commit.put_off", extra={"error": type(error).__name__})
-        return None
-
-
-def _done(part: Callable[[], object]) -> bool:
-    try:
-        part()
-    except (RedisError, OSError) as error:
+        cache_writers.invalidate(owed.invalidate, writer=writer)
+    except AWAY as error:
+        away.add("cache")
         log.warning("after_commit.put_off", extra={"error": type(error).__name__})
         return False
     return True
+
+
+def _hand_over(owed: Owed, away: set[str]) -> bool | None:
+    """Free the lock and say whether somebody may wait for it. None: it could not be freed."""
+    if owed.claim_token is None or not owed.resource:
+        return True
+    if "locks" in away:
+        return None
+    try:
+        return lock.hand_over(owed.resource, token=owed.claim_token) or owed.in_line
+    except lock.StoreAway as error:
+        away.add("locks")
+        log.warning("after_commit.put_off", extra={"error": type(error).__name__})
+        return None

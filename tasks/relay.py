@@ -32,7 +32,7 @@ from tasks.silence import Lease, Silence
 log = logging.getLogger(__name__)
 
 ACTOR = "relay"
-LONGEST_PAUSE_SECONDS = 30.0  # between two tries of the same after-commit work
+LONGEST_PAUSE_SECONDS = 30.0  # between two tries of the same after-commit work; a cache is told each period
 
 _silence = Silence()
 
@@ -69,7 +69,8 @@ TAKE_OWED = """
     UPDATE operations_aftercommit
     SET tries = tries + 1,
         run_at = clock_timestamp()
-            + make_interval(secs => LEAST(%(longest)s, %(first)s * 2 ^ LEAST(tries, 10)))
+            + make_interval(secs => CASE WHEN invalidate <> '[]' THEN %(first)s::float8
+                ELSE LEAST(%(longest)s, %(first)s * 2 ^ LEAST(tries, 10)) END)
     WHERE id = ANY(ARRAY(  -- in IN it might be asked for each row, and the limit be each row's
         SELECT id FROM operations_aftercommit WHERE run_at <= clock_timestamp()
         ORDER BY run_at LIMIT %(batch)s FOR UPDATE SKIP LOCKED))
@@ -103,7 +104,8 @@ def repeat_after_commit() -> int:
         "batch": settings.RELAY_BATCH,
     }
     owed = [Owed(*row) for row in statements.rows(TAKE_OWED, values)]
-    done = [each.id for each in owed if after_commit.perform(each)]
+    away: set[str] = set()
+    done = [each.id for each in owed if after_commit.perform(each, away)]
     lifecycle.forget(done)
     return len(done)
 

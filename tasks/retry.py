@@ -9,6 +9,7 @@ from django.conf import settings
 from django.db import InterfaceError, OperationalError
 
 from operations import dead_letters
+from operations.cache import Unavailable
 from operations.dead_letters import Failure
 from operations.jobs import Job, Rejected
 from operations.models import TRANSIENT, Category, Certainty, Operation, Reason
@@ -83,10 +84,10 @@ def describe(error: BaseException, job: Job) -> Failure:
         category, dependency = Category.TIMEOUT, job.dependency if job.call is not None else ""
     elif isinstance(error, (OperationalError, InterfaceError)):
         category, dependency = Category.DEPENDENCY_UNAVAILABLE, "database"
-    elif isinstance(error, Rejected):
-        category, dependency = Category.BUSINESS_REJECTED, ""
+    elif isinstance(error, Unavailable):
+        category, dependency = Category.DEPENDENCY_UNAVAILABLE, "cache"
     else:
-        category, dependency = Category.BUG, ""
+        category, dependency = Category.BUSINESS_REJECTED if isinstance(error, Rejected) else Category.BUG, ""
     return dead_letters.from_exception(error, category=category, dependency=dependency)
 
 

@@ -19,7 +19,7 @@ from redis.exceptions import RedisError
 
 from operations import (
     accept,
-    cache,
+    cache_writers,
     claims,
     compensation,
     dead_letters,
@@ -233,7 +233,7 @@ def _marked(stale: Sequence[str], job: Job, run: Run) -> Iterator[None]:
     """Mark cached values that must not be old for a moment; if that can't be done, nothing is committed."""
     writer, seconds = run.claim.token.hex, run.began + job.hard_limit - time.monotonic()
     try:
-        cache.about_to_change(stale, writer=writer, seconds=max(0.0, seconds))
+        cache_writers.about_to_change(stale, writer=writer, seconds=max(0.0, seconds))
     except (RedisError, OSError) as error:
         raise CallFailed(
             Category.DEPENDENCY_UNAVAILABLE, f"the cache: {type(error).__name__}", "cache"
@@ -243,7 +243,7 @@ def _marked(stale: Sequence[str], job: Job, run: Run) -> Iterator[None]:
     except (OperationalError, InterfaceError):
         raise  # it may be committed: the marks end by themselves
     except BaseException:
-        cache.unchanged(stale, writer=writer)
+        cache_writers.unchanged(stale, writer=writer)
         raise
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from operations import cache, cache_report, problems
+from operations import cache_kinds, cache_report, problems
 from operations.models import Operation, Reason
 
 ROOT = Path(__file__).parent.parent
@@ -85,5 +85,7 @@ class TestCaches:
     def test_are_told_as_the_code_declares_them(self):
         told = text_of("docs/caches.md").partition("<!-- caches:begin -->")[2]
 
-        declared = [cached for cached in cache.every() if not cached.name.startswith(("tests:", "entries:"))]
+        declared = [
+            cached for cached in cache_kinds.every() if not cached.name.startswith(("tests:", "entries:"))
+        ]
         assert told.partition("<!-- caches:end -->")[0].strip() == cache_report.page(declared)

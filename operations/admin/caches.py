@@ -11,7 +11,7 @@ from django.urls import URLPattern, path, reverse
 from django.utils.dateparse import parse_datetime
 
 from config.admin import ReadOnlyAdmin
-from operations import cache, cache_acts, cache_orders, cache_report
+from operations import cache_acts, cache_kinds, cache_orders, cache_report
 from operations.admin.controls import PERMISSION
 from operations.cache_store import AWAY
 from operations.models import CacheOrder
@@ -47,7 +47,7 @@ class CacheForm(forms.Form):
         super().__init__(*args, **kwargs)
         chosen = self.fields["cache"]
         assert isinstance(chosen, forms.ChoiceField)  # noqa: S101 (for the type checker)
-        chosen.choices = [(cached.name, cached.name) for cached in cache.every()]
+        chosen.choices = [(cached.name, cached.name) for cached in cache_kinds.every()]
 
 
 @admin.register(CacheOrder)
@@ -94,7 +94,7 @@ class CacheOrderAdmin(ReadOnlyAdmin):
 def _told() -> tuple[list[dict[str, Any]], str]:
     """Tell of each cache; or why nobody can: its server is away."""
     try:
-        told = [cache_report.told(cached, hours=HOURS) for cached in cache.every()]
+        told = [cache_report.told(cached, hours=HOURS) for cached in cache_kinds.every()]
     except AWAY as away:
         return [], type(away).__name__
     for each in told:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.caching import Source
+from tests.caching import Source, restarting
 
 
 @pytest.fixture
@@ -13,3 +13,9 @@ def source():
 @pytest.fixture
 def colour(declare, source):
     return declare("tests:colour", source.load)
+
+
+@pytest.fixture
+def restart():
+    with restarting() as restart:
+        yield restart

@@ -2,11 +2,14 @@
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import pytest
 
 from operations import cache_flights
 from operations.cache_flights import Background, Crowded, Flights, Room
+from tasks.retry import SoftLimitPassed
 from tests.threads import until
 
 PATIENT = 5.0
@@ -136,6 +139,14 @@ class TestBackground:
 
         assert not background.do("y", int)
 
+    def test_does_later_what_no_thread_was_to_be_had_for(self, monkeypatch):
+        background = Background(threads=1)
+        with monkeypatch.context() as patch:
+            patch.setattr(ThreadPoolExecutor, "submit", lambda *what: (_ for _ in ()).throw(RuntimeError))
+            assert not background.do("x", int)
+
+        assert background.do("x", int)
+
     def test_tells_of_what_fails_and_goes_on(self, caplog):
         background, done = Background(threads=1), []
 
@@ -144,3 +155,48 @@ class TestBackground:
 
         assert background.do("x", lambda: done.append(1))
         until(lambda: done)
+
+
+class TestSoftLimit:
+    """SIGALRM raises anywhere in the main thread of a worker."""
+
+    def test_leaves_no_flight_behind_for_ever(self, monkeypatch):
+        flights = Flights()
+        with monkeypatch.context() as patch:
+            # it comes between the entry and the try
+            patch.setattr(
+                cache_flights.time, "monotonic", lambda: (_ for _ in ()).throw(SoftLimitPassed("now"))
+            )
+            with suppress(SoftLimitPassed):
+                flights.share("x", int, wait_seconds=1)
+
+        assert flights.share("x", lambda: 7, wait_seconds=0.2) == 7
+
+    def test_leaves_no_place_taken_for_ever(self, monkeypatch):
+        monkeypatch.setattr(cache_flights, "AT_ONCE", 1)
+        room = Room()
+
+        class Mine:
+            is_held = False
+
+            def __setattr__(self, name, value):
+                if value:
+                    raise SoftLimitPassed("now")
+
+        room._mine = Mine()
+        with suppress(SoftLimitPassed), room.hold(1):
+            pass
+        room._mine = threading.local()
+
+        with room.hold(0.2):
+            pass
+
+    def test_lets_nobody_wait_for_ever_for_a_leader_that_it_has_stopped(self, monkeypatch):
+        flights = Flights()
+        monkeypatch.setattr(flights, "_fly", lambda *what: (_ for _ in ()).throw(SoftLimitPassed("now")))
+        with suppress(SoftLimitPassed):
+            flights.share("x", int, wait_seconds=0.05)
+        monkeypatch.undo()
+        time.sleep(0.1)
+
+        assert flights.share("x", lambda: 7, wait_seconds=0.2) == 7

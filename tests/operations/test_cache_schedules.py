@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from operations import cache, cache_rebuild, cache_store
+from operations import cache_kinds, cache_rebuild, cache_store, cache_writers
 from operations.cache import Cached
 
 NAME = "tests:scheduled"
@@ -55,13 +55,15 @@ class Play:
     is strict must not be behind `committed` at all, whoever died, unless the cache loses its marks.
     """
 
-    def __init__(self, *, strict=False):
+    def __init__(self, start_anew, *, strict=False):
+        self.start_anew = start_anew
         self.actor = threading.local()
         self.committed = self.told = 0
         self.strict = strict
         self.owed = []  # what the relay has to tell the cache
         self.writers = itertools.count()
         self.wrong, self.hits, self.reads = [], 0, 0
+        cache_kinds._declared.pop(NAME, None)
         self.cached = Cached(NAME, parts=("id",), load=self.load, ttl_seconds=60, strict=strict)
 
     def pause(self):
@@ -89,10 +91,10 @@ class Play:
     def write(self, *, end=""):
         """Mark, commit, tell the cache; `end` says before which of these it dies or gives up."""
         writer = f"writer {next(self.writers)}"
-        cache.about_to_change([KEY], writer=writer, seconds=60)
+        cache_writers.about_to_change([KEY], writer=writer, seconds=60)
         self.pause()
         if end == "rollback":
-            cache.unchanged([KEY], writer=writer)
+            cache_writers.unchanged([KEY], writer=writer)
             return
         self.committed += 1
         version = self.committed
@@ -103,7 +105,7 @@ class Play:
         self.tell(writer, version)
 
     def tell(self, writer, version):
-        cache.invalidate(KEY, writer=writer)
+        cache_writers.invalidate([KEY], writer=writer)
         self.told = max(self.told, version)
         with suppress(ValueError):  # the relay may have done it meanwhile
             self.owed.remove((writer, version))
@@ -142,8 +144,7 @@ class Play:
         client.flushdb()
         if getattr(self, "disk", None):
             client.mset(self.disk)
-        pool = client.connection_pool
-        pool.run = f"{random.getrandbits(32):08x}"
+        self.start_anew()
 
     def perform(self, works, order):
         actors = [Actor(self, work) for work in works]
@@ -161,13 +162,13 @@ class Play:
 
 
 @pytest.fixture
-def play(lose_redis):
+def play(lose_redis, restart):
     """Give a function that performs a schedule from an empty cache."""
     real_store = cache_store.store
 
     def perform(roles, order, *, strict=False):
         cache_store.client().flushdb()
-        new = Play(strict=strict)
+        new = Play(restart, strict=strict)
 
         def store(*args, **how):
             new.pause()
@@ -192,8 +193,7 @@ def play(lose_redis):
         return new
 
     yield perform
-    cache_store.client().connection_pool.run = ""
-    cache._declared.pop(NAME, None)
+    cache_kinds._declared.pop(NAME, None)
     lose_redis()
 
 
@@ -287,8 +287,8 @@ class TestWithoutAGuard:
                 revision="one", entry=cache_store._entry(stored, 60_000, place.name)
             )
 
-        def invalidate(namespace, *, writer):
-            cache_store.client().delete(cache.find(NAME).place((7,)).value("one"))
+        def invalidate(namespaces, *, writer):
+            cache_store.client().delete(cache_kinds.find(NAME).place((7,)).value("one"))
 
         monkeypatch.setattr(cache_store, "read", read)
         monkeypatch.setattr(cache_store, "invalidate", invalidate)
@@ -308,7 +308,7 @@ class TestWithoutAGuard:
     def test_of_marks_for_each_writer_one_takes_anothers_away(self, play, monkeypatch):
         mark, invalidate = cache_store.mark, cache_store.invalidate
         monkeypatch.setattr(cache_store, "mark", lambda name, **how: mark(name, **how | {"writer": "all"}))
-        monkeypatch.setattr(cache_store, "invalidate", lambda name, writer: invalidate(name, writer="all"))
+        monkeypatch.setattr(cache_store, "invalidate", lambda names, writer: invalidate(names, writer="all"))
 
         assert self.find(play, ("read", "write", "write_and_die", "read"), strict=True)
 

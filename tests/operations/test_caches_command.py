@@ -8,7 +8,7 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.utils import timezone
 
-from operations import cache, cache_books, cache_report, cache_store
+from operations import cache_books, cache_report, cache_store, cache_writers
 from operations.cache_books import book
 from operations.models import AuditEntry, CacheOrder
 
@@ -40,7 +40,7 @@ class TestList:
     def test_tells_how_reads_went(self, colour, source, caches):
         for _ in range(3):
             colour.get(7)
-        cache.invalidate("tests:colour:7")
+        cache_writers.invalidate(["tests:colour:7"])
         colour.get(7)
         book.write()
 
@@ -87,7 +87,7 @@ class TestCompare:
     def test_finds_what_is_not_what_the_data_say(self, colour, source, capsys):
         colour.get(7)
         colour.get(8)
-        cache.invalidate("tests:colour:8")
+        cache_writers.invalidate(["tests:colour:8"])
         source.value = "new"  # by somebody who told nobody
         colour.get(8)
 
@@ -111,7 +111,7 @@ class TestCompare:
     def test_gives_a_commit_time_to_tell_the_cache(self, colour, source, caches, monkeypatch):
         colour.get(7)
         source.value = "new"
-        monkeypatch.setattr(time, "sleep", lambda seconds: cache.invalidate("tests:colour:7"))
+        monkeypatch.setattr(time, "sleep", lambda seconds: cache_writers.invalidate(["tests:colour:7"]))
 
         (told,) = caches("compare", "tests:colour", "7")
 
@@ -119,7 +119,7 @@ class TestCompare:
 
     def test_tells_what_is_marked_and_what_is_not_there(self, declare, source, caches):
         declare("tests:exact", source.load, strict=True)
-        cache.about_to_change(["tests:exact:7"], writer="one", seconds=0)
+        cache_writers.about_to_change(["tests:exact:7"], writer="one", seconds=0)
 
         assert [caches("compare", "tests:exact", part)[0]["verdict"] for part in "78"] == [
             "marked",
@@ -134,6 +134,14 @@ class TestCompare:
 
         assert (told["name"], told["verdict"]) == ("tests:page:a%3Ab:up", "same")
 
+    def test_names_a_value_that_cannot_be_loaded(self, declare):
+        number = declare("tests:number", int)
+        number.get("7")
+        object.__setattr__(number, "load", lambda id: 1 / 0)
+
+        with pytest.raises(CommandError, match=r"tests:number:7 can't be loaded: ZeroDivisionError"):
+            call_command("caches", "compare", "tests:number")
+
     def test_stops_at_as_many_as_were_wanted(self, colour, caches):
         for number in range(5):
             colour.get(number)
@@ -147,7 +155,7 @@ class TestClear:
         for number in range(3):
             colour.get(number)
         other.get(1)
-        cache.about_to_change(["tests:colour:7"], writer="one", seconds=0)
+        cache_writers.about_to_change(["tests:colour:7"], writer="one", seconds=0)
         client = cache_store.client()
         client.set("a queue's own key", "1")
         before = set(client.scan_iter())

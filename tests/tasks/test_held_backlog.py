@@ -15,7 +15,7 @@ from tests.factories import make_operation, make_user
 pytestmark = pytest.mark.django_db(transaction=True)
 
 MANY = 100_000
-ROUND_SECONDS = 0.06  # a relay period is two seconds; a scan of the backlog takes longer than this
+ROUND_SECONDS = 0.05  # a relay period is two seconds; a scan of the backlog takes longer than this
 FILL = """
     INSERT INTO operations_operation
         (id, job_type, schema_version, owner_id, source, status, reason, step, runs, attempt, max_attempts,

@@ -8,6 +8,7 @@ import pytest
 from django.core.management import call_command
 from django.db import OperationalError, connection
 from django.utils import timezone
+from redis.exceptions import TimeoutError as RedisTimeout
 
 from inventory.api import view
 from inventory.models import InventoryItem
@@ -15,6 +16,7 @@ from operations import publish
 from operations.models import AfterCommit, DeadLetter, Operation, Status, Transition
 from operations.publish import BrokerAway
 from tasks import lock, relay
+from tasks.lock import StoreAway
 from tasks.management.commands import relay as command
 from tests.factories import history, make_operation, make_user, take_back, work
 from tests.threads import meanwhile, together
@@ -297,8 +299,38 @@ class TestRepeatAfterCommit:
 
         assert relay.repeat_after_commit() == 0
 
-    def test_tries_again_ever_later(self, cache_away, settings):
+    def test_tells_a_cache_that_was_away_within_two_periods(self, cache_away, settings):
         self.owe(make_user())
+
+        for _ in range(6):
+            assert relay.repeat_after_commit() == 0
+            owed = AfterCommit.objects.get()
+            pause = (owed.run_at - timezone.now()).total_seconds()
+            assert pause <= settings.RELAY_PERIOD_SECONDS  # and within another it looks
+            AfterCommit.objects.update(run_at=ago(seconds=1))
+
+    @pytest.mark.parametrize("away", ["cache", "locks"])
+    def test_waits_once_for_a_store_that_hangs(self, monkeypatch, away):
+        asked = []
+        fail = {"cache": RedisTimeout(), "locks": StoreAway("x")}[away]
+
+        def ask(*what, **how):
+            asked.append(what)
+            raise fail
+
+        what = {
+            "cache": "tasks.after_commit.cache_writers.invalidate",
+            "locks": "tasks.after_commit.lock.hand_over",
+        }
+        monkeypatch.setattr(what[away], ask)
+        for _ in range(3):
+            self.owe(make_user(), resource="inventory:user:7", claim_token=uuid.uuid4())
+
+        assert relay.repeat_after_commit() == 0
+        assert len(asked) == 1
+
+    def test_tries_again_ever_later(self, locks_away, settings):
+        self.owe(make_user(), invalidate=[], resource="inventory:user:7", claim_token=uuid.uuid4())
         pauses = []
 
         for _ in range(6):

@@ -5,6 +5,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from django.db import IntegrityError, OperationalError
 
+from operations.cache import Unavailable
 from operations.jobs import Backoff, Rejected
 from operations.models import TRANSIENT, Category, Operation
 from tasks import retry
@@ -145,3 +146,11 @@ class TestRetryAfterSeconds:
         in_an_hour = (datetime.now(UTC) + timedelta(hours=1)).strftime("%a, %d %b %Y %H:%M:%S GMT")
 
         assert 3_590 <= retry.retry_after_seconds(in_an_hour) <= 3_600
+
+
+class TestUnavailableCache:
+    def test_is_tried_again_after_as_long_as_it_says(self):
+        failure = retry.describe(Unavailable("tests:colour", 2.0), make_job())
+
+        assert failure.category in TRANSIENT
+        assert (failure.dependency, failure.retry_after_seconds) == ("cache", 2.0)

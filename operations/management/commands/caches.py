@@ -8,10 +8,11 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from redis.exceptions import RedisError
 
-from operations import cache, cache_acts, cache_orders, cache_report
+from operations import cache_acts, cache_kinds, cache_orders, cache_report
 from operations.cache import Cached
 from operations.cache_books import KEPT_HOURS
 
+BAD = (cache_report.NoSuchCache, cache_report.Unloadable, cache_orders.BadOrder, TypeError)
 ACTS = ("list", "compare", "clear", "order", "reset", "page")
 
 
@@ -37,14 +38,14 @@ class Command(BaseCommand):
 
     def handle(self, *, act: str, **options: Any) -> None:
         if act == "page":
-            self.stdout.write(cache_report.page(cache.every()))
+            self.stdout.write(cache_report.page(cache_kinds.every()))
         else:
             self._tell(act, options)
 
     def _tell(self, act: str, options: dict[str, Any]) -> None:
         try:
             told = [*self._done(act, options)]
-        except (LookupError, TypeError, cache_orders.BadOrder) as bad:
+        except BAD as bad:
             raise CommandError(str(bad)) from bad
         except (RedisError, OSError) as away:
             raise CommandError(f"the cache does not answer: {type(away).__name__}") from away
